@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from prfaas_net.kv import CacheLayout, RegionMap
 
-__all__ = ["DecodeSequence", "Engine", "PrefillResult", "PrefillSink", "Sampling", "TextTokenizer"]
+__all__ = ["DecodeSequence", "Engine", "PrefillResult", "PrefillSink", "Sampling", "TextStream", "TextTokenizer"]
 
 
 @dataclass(frozen=True)
@@ -50,19 +50,22 @@ class PrefillSink(Protocol):
         ...
 
     def cancelled(self) -> bool:
-        """Asked between layers; when true the engine stops and raises ``CancelledError``-like control flow."""
+        """Asked between layers; when true the engine stops there."""
         ...
 
 
-@dataclass(frozen=True)
-class PrefillResult:
-    """Attributes:
-    first_token: sampled from the last position.
-    finish_reason: ``"stop"`` or ``"length"`` if the first token already ends the request, else None.
-    """
+class PrefillResult(Protocol):
+    """What a prefill ends with."""
 
-    first_token: int
-    finish_reason: str | None
+    @property
+    def first_token(self) -> int:
+        """Sampled from the logits of the last position."""
+        ...
+
+    @property
+    def finish_reason(self) -> str | None:
+        """``"stop"`` or ``"length"`` if the first token already ends the request."""
+        ...
 
 
 class DecodeSequence(Protocol):
