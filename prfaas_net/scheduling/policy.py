@@ -1,0 +1,82 @@
+"""The interface that every routing policy stands behind, and the registry of policies by name."""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from prfaas_net.errors import ConfigError
+from prfaas_net.scheduling.events import Arrival, Candidate
+from prfaas_net.scheduling.state import FleetState
+
+__all__ = ["Policy", "PolicySettings", "Ranking", "make_policy", "policy_names", "register"]
+
+
+@dataclass(frozen=True)
+class PolicySettings:
+    """What a policy may be made from.
+
+    Attributes:
+        threshold_tokens: ``t``: incremental prefill above it is offloaded.
+        rng: the only source of randomness; seeded by whoever passes it in.
+    """
+
+    threshold_tokens: int = 0
+    rng: random.Random | None = None
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Candidates from best to worst, and why.
+
+    Attributes:
+        threshold_tokens: the ``t`` that was applied, if any.
+    """
+
+    order: Sequence[Candidate]
+    reasons: tuple[str, ...]
+    threshold_tokens: int | None = None
+
+
+class Policy(ABC):
+    """Ranks the ways to serve a request."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def rank(
+        self, arrival: Arrival, candidates: Sequence[Candidate], state: FleetState, *, now: float
+    ) -> Ranking:
+        """Order ``candidates`` from best to worst.
+
+        There is one for each cluster, in order of cluster name, and at least one in all.
+        The ranking holds every candidate that may be used; what it leaves out is never used.
+        """
+
+
+_MAKERS: dict[str, Callable[[PolicySettings], Policy]] = {}
+
+
+def register(name: str, make: Callable[[PolicySettings], Policy]) -> None:
+    """Make a policy known by name."""
+    _MAKERS[name] = make
+
+
+def policy_names() -> list[str]:
+    """Every registered policy, sorted."""
+    return sorted(_MAKERS)
+
+
+def make_policy(name: str, settings: PolicySettings) -> Policy:
+    """The policy registered as ``name``.
+
+    Raises:
+        ConfigError: there is none, or the settings do not suit it.
+    """
+    make = _MAKERS.get(name)
+    if make is None:
+        raise ConfigError("unknown policy", expected=f"one of {', '.join(policy_names())}", found=repr(name))
+    return make(settings)
