@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
@@ -27,7 +27,7 @@ from prfaas_net.errors import UsageError
 __all__ = ["CacheLayout", "KvKind", "LayerLayout", "TensorSpec"]
 
 
-class KvKind(str, Enum):
+class KvKind(StrEnum):
     """The three kinds of state a layer keeps."""
 
     FULL = "full"

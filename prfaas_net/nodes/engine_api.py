@@ -13,7 +13,15 @@ from typing import Any, Protocol
 
 from prfaas_net.kv import CacheLayout, RegionMap
 
-__all__ = ["DecodeSequence", "Engine", "PrefillResult", "PrefillSink", "Sampling", "TextStream", "TextTokenizer"]
+__all__ = [
+    "DecodeSequence",
+    "Engine",
+    "PrefillResult",
+    "PrefillSink",
+    "Sampling",
+    "TextStream",
+    "TextTokenizer",
+]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,383 @@
+"""The receiving side: one port for control and data, and the memory that tickets promise.
+
+::
+
+    listener = KvListener(identity=..., key=...)
+    await listener.start("127.0.0.1", 0)
+    incoming = listener.reserve(table, destinations, lifetime_s=30, endpoints=[listener.address])
+    ... hand incoming.ticket to the sender ...
+    body = await incoming.sealed()     # the first token, before the last byte has landed
+    await incoming.landed()            # every chunk is in its destination, verified
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import secrets
+import socket
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from prfaas_net.clock import Clock, SystemClock
+from prfaas_net.errors import CancelledByPeer, ConfigError, IncompatibleError, LinkError, PrfaasError
+from prfaas_net.kv.chunks import ChunkTable
+from prfaas_net.transport.driver import SessionDriver
+from prfaas_net.transport.handshaking import accept_handshake
+from prfaas_net.transport.lanes import Lane, ReceiveLane
+from prfaas_net.transport.link import Identity
+from prfaas_net.transport.options import LinkOptions, tune
+from prfaas_net.wire import (
+    Acceptor,
+    Completed,
+    Event,
+    Hello,
+    IncomingTransfer,
+    ReceiveFailed,
+    ReceivingSession,
+    Reservations,
+    SealArrived,
+    SessionLost,
+    Ticket,
+    TicketSigner,
+    Timers,
+    TransferOpened,
+)
+
+__all__ = ["Incoming", "KvListener"]
+
+# Connections that have not shaken hands yet; more than these are closed at once, so that whoever opens ten thousand
+# of them costs no more than this.
+MAX_PENDING_HANDSHAKES = 256
+# A connection that is still writing into the memory of an ended transfer after this long is shut down.
+FENCE_S = 1.0
+
+
+class Incoming:
+    """One reserved transfer, for its user."""
+
+    def __init__(self, listener: KvListener, transfer: IncomingTransfer) -> None:
+        self.transfer = transfer
+        self._listener = listener
+        loop = asyncio.get_running_loop()
+        self._opened: asyncio.Future[None] = loop.create_future()
+        self._sealed: asyncio.Future[dict[str, Any]] = loop.create_future()
+        self._landed: asyncio.Future[None] = loop.create_future()
+        for future in (self._opened, self._sealed, self._landed):
+            # Each of them may be the one that nobody waits for.
+            future.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    @property
+    def ticket(self) -> Ticket:
+        return self.transfer.ticket
+
+    async def sealed(self) -> dict[str, Any]:
+        """What the sender sent with its seal.
+
+        Raises:
+            PrfaasError: the transfer failed. The ticket's lifetime bounds the wait.
+        """
+        return await asyncio.shield(self._sealed)
+
+    async def landed(self) -> None:
+        """Until every chunk is in its destination, verified, and the digest agrees.
+
+        Raises:
+            PrfaasError: the transfer failed. The ticket's lifetime bounds the wait.
+        """
+        await asyncio.shield(self._landed)
+
+    async def abort(self, error: PrfaasError | None = None) -> None:
+        """End the transfer if it has not ended, and wait until no connection writes into its memory any more.
+
+        After this the destinations may be used for something else.
+        """
+        await self._listener._abort(self, error or CancelledByPeer("the receiver no longer wants the transfer"))
+
+    def _fail(self, error: PrfaasError) -> None:
+        for future in (self._opened, self._sealed, self._landed):
+            if not future.done():
+                future.set_exception(error)
+
+
+class _Peer:
+    """One session of one sender."""
+
+    def __init__(self, listener: KvListener, session: ReceivingSession, hello: Hello) -> None:
+        self.session = session
+        self.hello = hello
+        self.lanes: dict[int, ReceiveLane] = {}
+        self.driver = SessionDriver(
+            session,
+            clock=listener._clock,
+            lock=listener._lock,
+            on_event=lambda event: listener._event(self, event),
+        )
+
+
+class KvListener:
+    """Accepts senders and holds the reservations that they may fill.
+
+    Args:
+        key: shared with the senders; without one only loopback addresses can be listened on.
+        link_grace_s: how long a transfer whose link died waits for its sender to come back.
+    """
+
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        key: bytes | None = None,
+        options: LinkOptions | None = None,
+        timers: Timers | None = None,
+        clock: Clock | None = None,
+        link_grace_s: float = 0.0,
+    ) -> None:
+        self.identity = identity
+        self.address: tuple[str, int] = ("", 0)
+        self._key = key
+        self._options = options or LinkOptions()
+        self._timers = timers or Timers()
+        self._clock = clock or SystemClock()
+        self._link_grace_s = link_grace_s
+        self._lock = threading.Lock()
+        self._reservations = Reservations(TicketSigner(secrets.token_bytes(32)))
+        self._incoming: dict[IncomingTransfer, Incoming] = {}
+        self._peers: dict[str, _Peer] = {}
+        self._pending: set[asyncio.Task[None]] = set()
+        self._socket: socket.socket | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self.refused_connections = 0
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen.
+
+        Raises:
+            ConfigError: the address is taken or not ours, or is open to others without a shared key.
+        """
+        if self._key is None and not _is_loopback(host):
+            raise ConfigError(
+                f"will not listen on {host} without authentication",
+                expected="a loopback address, or a shared key",
+                do="set kv.shared_key on both sides",
+            )
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            self._socket = socket.create_server((host, port), family=family, backlog=512)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {host}:{port}", found=error.strerror, do="choose another kv.listen"
+            ) from error
+        self._socket.setblocking(False)
+        self.address = self._socket.getsockname()[:2]
+        self._tasks = [asyncio.create_task(self._accept()), asyncio.create_task(self._expire())]
+
+    async def close(self, *, timeout_s: float = 1.0) -> None:
+        """Stop listening and end all sessions and reservations; joins the threads."""
+        for task in (*self._tasks, *self._pending):
+            task.cancel()
+        await asyncio.gather(*self._tasks, *self._pending, return_exceptions=True)
+        if self._socket is not None:
+            self._socket.close()
+        peers = list(self._peers.values())
+        lanes = [lane for peer in peers for lane in peer.lanes.values()]
+        await asyncio.gather(*(p.driver.close("the receiver is shutting down", timeout_s=timeout_s) for p in peers))
+        for incoming in tuple(self._incoming.values()):
+            await incoming.abort()
+        await asyncio.gather(*(asyncio.to_thread(lane.join, timeout_s) for lane in lanes))
+
+    # -- for the user -------------------------------------------------------------------------------------------
+
+    @property
+    def reservations(self) -> int:
+        """Transfers that are promised and have not ended."""
+        return len(self._reservations)
+
+    @property
+    def connections(self) -> int:
+        """Open connections of established sessions, control connections included."""
+        return sum(1 + len(peer.lanes) for peer in self._peers.values())
+
+    def reserve(
+        self,
+        table: ChunkTable,
+        destinations: Sequence[memoryview],
+        *,
+        lifetime_s: float,
+        endpoints: Sequence[tuple[str, int]],
+        manifest: dict[str, Any] | None = None,
+    ) -> Incoming:
+        """Promise to take a transfer into these destinations. On the loop.
+
+        Args:
+            lifetime_s: from now; when it has passed the transfer fails, whatever its state.
+            endpoints: where the sender should dial, in order of preference.
+        """
+        ticket = Ticket(
+            transfer_id=secrets.token_hex(16),
+            boot_id=self.identity.boot_id,
+            endpoints=tuple(endpoints),
+            total_bytes=table.total_bytes,
+            n_chunks=len(table),
+            table=table.fingerprint,
+            lifetime_s=lifetime_s,
+            manifest=manifest or {},
+        )
+        ticket = self._reservations.signer.sign(ticket)
+        transfer = IncomingTransfer(ticket, table, destinations, deadline=self._clock.now() + lifetime_s)
+        incoming = self._incoming[transfer] = Incoming(self, transfer)
+        with self._lock:
+            self._reservations.add(transfer)
+        return incoming
+
+    # -- connections --------------------------------------------------------------------------------------------
+
+    async def _accept(self) -> None:
+        assert self._socket is not None
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, _ = await loop.sock_accept(self._socket)
+            except OSError:
+                await asyncio.sleep(0.05)  # out of descriptors: let some close
+                continue
+            if len(self._pending) >= MAX_PENDING_HANDSHAKES:
+                self.refused_connections += 1
+                sock.close()
+                continue
+            sock.setblocking(False)
+            task = asyncio.create_task(self._welcome(sock))
+            self._pending.add(task)
+            task.add_done_callback(self._pending.discard)
+
+    async def _welcome(self, sock: socket.socket) -> None:
+        acceptor = Acceptor(
+            node=self.identity.node, boot_id=self.identity.boot_id, nonce=secrets.token_hex(16), key=self._key
+        )
+        try:
+            hello = await accept_handshake(sock, acceptor, timeout_s=self._options.connect_timeout_s)
+            tune(sock, self._options, data=False)
+            await self._join(hello, sock)
+        except BaseException as error:
+            sock.close()
+            self.refused_connections += 1
+            if not isinstance(error, (PrfaasError, OSError)):
+                raise
+
+    async def _join(self, hello: Hello, sock: socket.socket) -> None:
+        peer = self._peers.get(hello.session)
+        if hello.lane == 0:
+            if peer is not None:
+                raise IncompatibleError("the session has a control connection already")
+            session = ReceivingSession(
+                self._reservations,
+                timers=self._timers,
+                now=self._clock.now(),
+                link_grace_s=self._link_grace_s,
+            )
+            peer = self._peers[hello.session] = _Peer(self, session, hello)
+            await peer.driver.attach(sock)
+            return
+        if peer is None or hello.lane in peer.lanes:
+            raise LinkError("a data connection without its session", found=f"lane {hello.lane}")
+        owner = peer
+        lane = ReceiveLane(
+            hello.lane, sock, peer.session, lock=self._lock, clock=self._clock, wake=peer.driver.wake,
+            on_end=lambda lane, error: self._lane_ended(owner, lane, error),
+        )  # fmt: skip
+        peer.lanes[hello.lane] = lane
+        lane.start()
+
+    def _lane_ended(self, peer: _Peer, lane: Lane, error: Exception | None) -> None:
+        """From the lane's thread: its last act."""
+        if isinstance(error, PrfaasError):
+            # A peer that sends nonsense on one connection is not to be trusted on the others.
+            with self._lock:
+                peer.session.fail(error, now=self._clock.now())
+        try:
+            peer.driver.loop.call_soon_threadsafe(self._forget_lane, peer, lane)
+        except RuntimeError:
+            lane.sock.close()  # the loop is gone
+
+    def _forget_lane(self, peer: _Peer, lane: Lane) -> None:
+        lane.sock.close()
+        peer.lanes.pop(lane.number, None)
+        peer.driver.pump()
+
+    # -- transfers ----------------------------------------------------------------------------------------------
+
+    def _event(self, peer: _Peer, event: Event) -> None:
+        if isinstance(event, SessionLost):
+            self._peers.pop(peer.hello.session, None)
+            for lane in peer.lanes.values():
+                lane.shutdown()
+            return
+        if not isinstance(event, (TransferOpened, SealArrived, Completed, ReceiveFailed)):
+            return
+        incoming = self._incoming.get(event.transfer)
+        if incoming is None:
+            return
+        match event:
+            case TransferOpened():
+                _resolve(incoming._opened, None)
+            case SealArrived():
+                seal = event.transfer.seal or {}
+                body = seal.get("body")
+                _resolve(incoming._sealed, body if isinstance(body, dict) else {})
+            case Completed():
+                _resolve(incoming._landed, None)
+                del self._incoming[event.transfer]
+            case ReceiveFailed():
+                incoming._fail(event.error)
+
+    async def _abort(self, incoming: Incoming, error: PrfaasError) -> None:
+        transfer = incoming.transfer
+        with self._lock:
+            owner = transfer.owner
+            if isinstance(owner, ReceivingSession):
+                owner.abort(transfer, error)
+            else:
+                self._reservations.fail(transfer, error)
+            ended = transfer.error
+        self._incoming.pop(transfer, None)
+        incoming._fail(ended or error)
+        for peer in tuple(self._peers.values()):
+            if peer.session is owner:
+                peer.driver.pump()
+        await self._fence(transfer)
+
+    async def _fence(self, transfer: IncomingTransfer) -> None:
+        """Wait until no lane writes into the transfer's memory; lanes that will not leave are shut down."""
+        give_up_at = self._clock.now() + FENCE_S
+        while transfer.landing:
+            if self._clock.now() >= give_up_at:
+                numbers = set(transfer.landing.values())
+                for peer in self._peers.values():
+                    for number in numbers & peer.lanes.keys():
+                        peer.lanes[number].shutdown()
+            await asyncio.sleep(0.002)
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(0.05)
+            with self._lock:
+                overdue = self._reservations.expire(now=self._clock.now())
+            for transfer in overdue:
+                incoming = self._incoming.get(transfer)
+                if incoming is not None and transfer.error is not None:
+                    incoming._fail(transfer.error)
+
+
+def _resolve(future: asyncio.Future[Any], value: Any) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

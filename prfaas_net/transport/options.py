@@ -1,0 +1,75 @@
+"""How the sockets of a link behave, as the operator sets it."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+
+from prfaas_net.errors import ConfigError
+from prfaas_net.units import KiB
+
+__all__ = ["LinkOptions", "tune"]
+
+# Not exported by Python 3.11's socket module; values of linux/include/uapi.
+TCP_NOTSENT_LOWAT = 25
+SO_MAX_PACING_RATE = 47
+
+
+@dataclass(frozen=True)
+class LinkOptions:
+    """Socket options of every connection of a link.
+
+    Attributes:
+        connections: data connections of a sender.
+        congestion_control: a name of ``net.ipv4.tcp_available_congestion_control``, or None for the host's default.
+        budget_bps: egress budget of the whole link; each data connection is paced to its share. None: unpaced.
+        notsent_lowat_bytes: unsent bytes that the kernel may hold a connection. Small, so that an urgent chunk does
+            not wait behind megabytes that were handed over before it.
+        dscp: differentiated services code point, 0 to 63.
+        sndbuf_bytes: a fixed send buffer for long paths; None leaves autotuning on.
+        connect_timeout_s: for a TCP connect, and again for the handshake.
+    """
+
+    connections: int = 4
+    congestion_control: str | None = None
+    budget_bps: int | None = None
+    notsent_lowat_bytes: int = 256 * KiB
+    dscp: int = 0
+    sndbuf_bytes: int | None = None
+    connect_timeout_s: float = 5.0
+
+    def pacing_bytes_per_s(self) -> int | None:
+        """One data connection's share of the budget, in the kernel's unit."""
+        return None if self.budget_bps is None else max(1, self.budget_bps // 8 // max(1, self.connections))
+
+
+def tune(sock: socket.socket, options: LinkOptions, *, data: bool) -> None:
+    """Set a connection's options.
+
+    Raises:
+        ConfigError: the host does not know the congestion control, or may not use it.
+    """
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if options.dscp:
+        if sock.family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_TCLASS, options.dscp << 2)
+        else:
+            sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, options.dscp << 2)
+    if options.congestion_control:
+        try:
+            name = options.congestion_control.encode()
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
+        except OSError as error:
+            raise ConfigError(
+                f"congestion control {options.congestion_control!r} cannot be used",
+                found=error.strerror,
+                do="choose one of /proc/sys/net/ipv4/tcp_allowed_congestion_control",
+            ) from error
+    if not data:
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, options.notsent_lowat_bytes)
+    pacing = options.pacing_bytes_per_s()
+    if pacing is not None:
+        sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, pacing.to_bytes(8, "little"))
+    if options.sndbuf_bytes:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, options.sndbuf_bytes)

@@ -1,0 +1,264 @@
+"""The receiving end: reservations, and the sessions through which they are filled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from prfaas_net.errors import (
+    AuthError,
+    BusyError,
+    DeadlineError,
+    PrfaasError,
+    ProtocolError,
+    error_from_wire,
+)
+from prfaas_net.wire.events import Completed, ReceiveFailed, SealArrived, TransferOpened
+from prfaas_net.wire.frames import Frame, FrameType, Header, encode, encode_json
+from prfaas_net.wire.incoming import IncomingTransfer
+from prfaas_net.wire.session import Session, Timers
+from prfaas_net.wire.states import Rx, RxEvent
+from prfaas_net.wire.tickets import Ticket, TicketSigner
+
+__all__ = ["Landing", "ReceivingSession", "Reservations"]
+
+
+class Reservations:
+    """All transfers that a receiver has promised to take and that have not ended, shared by its sessions."""
+
+    def __init__(self, signer: TicketSigner) -> None:
+        self.signer = signer
+        self._by_id: dict[str, IncomingTransfer] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[IncomingTransfer]:
+        return iter(tuple(self._by_id.values()))
+
+    def add(self, transfer: IncomingTransfer) -> None:
+        self._by_id[transfer.transfer_id] = transfer
+
+    def remove(self, transfer: IncomingTransfer) -> None:
+        self._by_id.pop(transfer.transfer_id, None)
+
+    def fail(self, transfer: IncomingTransfer, error: PrfaasError) -> bool:
+        """End a reservation that no session holds; False if one does, or if it has ended."""
+        if transfer.owner is not None or self._by_id.pop(transfer.transfer_id, None) is None:
+            return False
+        transfer.machine.advance(RxEvent.FAIL)
+        transfer.error = error
+        return True
+
+    def expire(self, *, now: float) -> list[IncomingTransfer]:
+        """End the reservations whose time passed while no session held them."""
+        overdue = [t for t in self if t.owner is None and now >= t.deadline]
+        for transfer in overdue:
+            self.fail(transfer, DeadlineError("nobody came with the ticket", transfer=transfer.transfer_id))
+        return overdue
+
+    def claim(self, ticket: Ticket, owner: object) -> IncomingTransfer:
+        """The reservation behind a ticket, from now on ``owner``'s.
+
+        Raises:
+            AuthError: the ticket is not ours, or its reservation has ended.
+            BusyError: another session is using it.
+        """
+        self.signer.check(ticket)
+        transfer = self._by_id.get(ticket.transfer_id)
+        if transfer is None:
+            raise AuthError("the ticket's reservation has ended", do="reserve again", transfer=ticket.transfer_id)
+        if transfer.owner is not None or transfer.landing:
+            raise BusyError("the ticket is in use on another session", transfer=ticket.transfer_id)
+        transfer.owner = owner
+        return transfer
+
+
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """Leave to write one chunk's payload into ``view``; end it with ``landed`` or ``aborted``."""
+
+    transfer: IncomingTransfer
+    handle: int
+    chunk: int
+    view: memoryview
+    checksum: int
+
+
+class ReceivingSession(Session):
+    """Sans-IO; see :class:`~prfaas_net.wire.session.Session` for how a shell drives it.
+
+    Args:
+        reservations: shared with the other sessions of the same receiver.
+        link_grace_s: how long a transfer whose session died waits for the sender to come back. 0: it fails.
+    """
+
+    def __init__(self, reservations: Reservations, *, timers: Timers, now: float, link_grace_s: float = 0.0) -> None:
+        super().__init__(timers=timers, now=now)
+        self._reservations = reservations
+        self._link_grace_s = link_grace_s
+        self._transfers: dict[int, IncomingTransfer] = {}
+        self._highest_handle = 0
+        self.unknown_chunks = 0
+
+    # -- for the user -------------------------------------------------------------------------------------------
+
+    def abort(self, transfer: IncomingTransfer, error: PrfaasError) -> None:
+        """Give a transfer of this session up and tell the sender why. Harmless once it has ended."""
+        for handle, known in self._transfers.items():
+            if known is transfer:
+                self._write(encode_json(FrameType.ABORT, error.to_wire(), transfer=handle))
+                self._finish(handle, error)
+                return
+
+    # -- for the connections ------------------------------------------------------------------------------------
+
+    def admit(self, header: Header, lane: int) -> Landing | None:
+        """Where a data frame's payload goes, or None: drain it, nobody wants it.
+
+        Raises:
+            ProtocolError: the frame lies outside what was granted; the session should end.
+        """
+        if header.type != FrameType.DATA:
+            raise ProtocolError("only data frames travel on a data connection", found=header.type)
+        transfer = self._transfers.get(header.transfer)
+        if transfer is None:
+            if not 0 < header.transfer <= self._highest_handle:
+                raise ProtocolError("data for a transfer that was never opened", found=header.transfer)
+            self.unknown_chunks += 1
+            return None
+        chunk, table = header.chunk, transfer.table
+        if chunk >= len(table) or (header.payload_bytes, header.offset) != (
+            table.lengths[chunk],
+            table.offsets[chunk],
+        ):
+            raise ProtocolError(
+                "a chunk outside the grant",
+                expected=repr(table),
+                found=f"chunk {chunk}, {header.payload_bytes} bytes at {header.offset}",
+                transfer=transfer.transfer_id,
+            )
+        if chunk in transfer.landed or chunk in transfer.landing:
+            # Writing verified bytes again would tear them for a moment; twice the same is once too many.
+            transfer.discarded_chunks += 1
+            return None
+        transfer.landing[chunk] = lane
+        return Landing(transfer, header.transfer, chunk, transfer.destinations[chunk], header.payload_xxh3)
+
+    def landed(self, landing: Landing, checksum: int, *, now: float) -> None:
+        """A chunk's payload is in memory and hashes to ``checksum``."""
+        transfer = landing.transfer
+        transfer.landing.pop(landing.chunk, None)
+        if self._transfers.get(landing.handle) is not transfer:
+            return
+        self._heard_at = now
+        if checksum != landing.checksum:
+            transfer.corrupt_chunks += 1
+            self._write(encode(FrameType.NACK, transfer=landing.handle, chunk=landing.chunk))
+            return
+        transfer.machine.advance(RxEvent.LAND)
+        transfer.checksums[landing.chunk] = checksum
+        if transfer.landed.add(landing.chunk):
+            transfer.landed_bytes += transfer.table.lengths[landing.chunk]
+        self._try_complete(landing.handle)
+
+    def aborted(self, landing: Landing) -> None:
+        """The connection died in the middle of a chunk; ask for it again."""
+        landing.transfer.landing.pop(landing.chunk, None)
+        if self._transfers.get(landing.handle) is landing.transfer and self.error is None:
+            self._write(encode(FrameType.NACK, transfer=landing.handle, chunk=landing.chunk))
+
+    # -- frames from the sender ---------------------------------------------------------------------------------
+
+    def _receive_transfer_frame(self, frame: Frame, *, now: float) -> None:
+        handle = frame.header.transfer
+        if frame.type is FrameType.OPEN:
+            self._open(handle, frame)
+            return
+        transfer = self._transfers.get(handle)
+        if transfer is None:
+            if 0 < handle <= self._highest_handle:
+                return  # it has ended on this side; the sender will learn
+            raise self._unexpected(frame)
+        if frame.type is FrameType.SEAL:
+            transfer.machine.advance(RxEvent.SEAL)
+            transfer.seal = frame.json()
+            self._events.append(SealArrived(transfer))
+            self._try_complete(handle)
+        elif frame.type is FrameType.ABORT:
+            error = error_from_wire(frame.json())
+            self._finish(handle, error)
+        else:
+            raise self._unexpected(frame)
+
+    def _open(self, handle: int, frame: Frame) -> None:
+        if handle <= self._highest_handle:
+            raise ProtocolError("transfer handles must grow", expected=f"> {self._highest_handle}", found=handle)
+        self._highest_handle = handle
+        try:
+            transfer = self._reservations.claim(Ticket.from_json(frame.json().get("ticket")), self)
+        except (AuthError, BusyError) as error:
+            self._write(encode_json(FrameType.ABORT, error.to_wire(), transfer=handle))
+            return
+        transfer.machine.advance(RxEvent.OPEN)
+        self._transfers[handle] = transfer
+        _, bits = transfer.landed.take_report(whole=True) or (0, b"")
+        self._write(encode(FrameType.OPENED, bits, transfer=handle))
+        self._events.append(TransferOpened(transfer))
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _try_complete(self, handle: int) -> None:
+        transfer = self._transfers[handle]
+        if transfer.state is not Rx.SEALED or not transfer.landed.full:
+            return
+        try:
+            transfer.check_digest()
+        except PrfaasError as error:
+            self.abort(transfer, error)
+            return
+        transfer.machine.advance(RxEvent.FINISH)
+        _, bits = transfer.landed.take_report(whole=True) or (0, b"")
+        self._write(encode(FrameType.DONE, bits, transfer=handle))
+        self._release(handle)
+        self._events.append(Completed(transfer))
+
+    def _release(self, handle: int) -> None:
+        transfer = self._transfers.pop(handle)
+        transfer.owner = None
+        self._reservations.remove(transfer)
+
+    def _finish(self, handle: int, error: PrfaasError) -> None:
+        transfer = self._transfers[handle]
+        transfer.machine.advance(RxEvent.FAIL)
+        transfer.error = error
+        self._release(handle)
+        self._events.append(ReceiveFailed(transfer, error))
+
+    def _before_output(self) -> None:
+        if self.error is not None:
+            return
+        for handle, transfer in self._transfers.items():
+            report = transfer.landed.take_report()
+            if report is not None:
+                first, bits = report
+                self._write(encode(FrameType.ACK, bits, transfer=handle, chunk=first))
+
+    def _transfer_deadline(self) -> float | None:
+        return min((transfer.deadline for transfer in self._transfers.values()), default=None)
+
+    def _end_overdue(self, *, now: float) -> None:
+        for transfer in tuple(self._transfers.values()):
+            if now >= transfer.deadline:
+                found = f"{transfer.landed.count} of {len(transfer.table)} chunks"
+                error = DeadlineError("the ticket's time is up", found=found, transfer=transfer.transfer_id)
+                self.abort(transfer, error)
+
+    def _lose_transfers(self, error: PrfaasError, *, now: float) -> None:
+        for handle, transfer in tuple(self._transfers.items()):
+            if self._link_grace_s > 0:
+                del self._transfers[handle]
+                transfer.lose_link()
+                transfer.deadline = min(transfer.deadline, now + self._link_grace_s)
+            else:
+                self._finish(handle, error)

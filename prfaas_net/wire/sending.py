@@ -1,0 +1,263 @@
+"""The sending end of a session: transfers opened by ticket, chunks pulled by connections, acknowledgements in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from prfaas_net.errors import (
+    BusyError,
+    DeadlineError,
+    LinkError,
+    PrfaasError,
+    ProtocolError,
+    UsageError,
+    error_from_wire,
+)
+from prfaas_net.kv.chunks import ChunkTable
+from prfaas_net.wire.events import Delivered, SendFailed
+from prfaas_net.wire.frames import Flags, Frame, FrameType, Header, encode_json
+from prfaas_net.wire.outgoing import OutgoingTransfer
+from prfaas_net.wire.send_queue import SendQueue
+from prfaas_net.wire.session import Session, Timers
+from prfaas_net.wire.states import Tx, TxEvent
+from prfaas_net.wire.tickets import Ticket
+
+__all__ = ["SendOrder", "SendingSession"]
+
+
+@dataclass(frozen=True, slots=True)
+class SendOrder:
+    """One chunk for one connection.
+
+    ``checksum`` is None when the chunk has not been hashed yet: the connection hashes it and reports the result
+    with :meth:`SendingSession.hashed` before it sends.
+    """
+
+    transfer: OutgoingTransfer
+    chunk: int
+    checksum: int | None
+    more: bool
+
+    def header(self, checksum: int) -> bytes:
+        """The frame's header for a payload with this checksum."""
+        table, flags = self.transfer.table, Flags.MORE if self.more else Flags.NONE
+        return Header(
+            FrameType.DATA, flags, self.transfer.handle, table.lengths[self.chunk],
+            table.offsets[self.chunk], self.chunk, checksum,
+        ).pack()  # fmt: skip
+
+
+class SendingSession(Session):
+    """Sans-IO; see :class:`~prfaas_net.wire.session.Session` for how a shell drives it."""
+
+    def __init__(self, *, timers: Timers, now: float) -> None:
+        super().__init__(timers=timers, now=now)
+        self._transfers: dict[int, OutgoingTransfer] = {}
+        self._queue = SendQueue()
+        self._last_handle = 0
+
+    @property
+    def transfers(self) -> tuple[OutgoingTransfer, ...]:
+        """Transfers that have not ended."""
+        return tuple(self._transfers.values())
+
+    @property
+    def waiting(self) -> bool:
+        """Whether :meth:`next_chunk` would return a chunk."""
+        return self.error is None and self._queue.waiting()
+
+    # -- for the user -------------------------------------------------------------------------------------------
+
+    def open(self, ticket: Ticket, table: ChunkTable, *, deadline: float, now: float) -> OutgoingTransfer:
+        """Present a ticket. Chunks may be declared ready at once; they leave when the receiver agrees.
+
+        Raises:
+            LinkError: the session is over.
+            BusyError: the peer is draining.
+            UsageError: the ticket is for another chunk table.
+        """
+        if self.error is not None:
+            raise LinkError("the link is down", found=self.error.line(), transfer=ticket.transfer_id)
+        if self.draining:
+            raise BusyError("the receiver is draining", do="use another decode node", transfer=ticket.transfer_id)
+        self._last_handle += 1
+        transfer = OutgoingTransfer(self._last_handle, ticket, table, deadline=deadline, now=now)
+        self._transfers[transfer.handle] = transfer
+        self._queue.add_transfer(transfer.handle, table.lengths, deadline=deadline)
+        self._write(encode_json(FrameType.OPEN, {"ticket": ticket.to_json()}, transfer=transfer.handle))
+        return transfer
+
+    def ready(self, transfer: OutgoingTransfer, chunk: int, checksum: int | None) -> None:
+        """A chunk's bytes are final. Ignored once the transfer has ended."""
+        if transfer.handle not in self._transfers:
+            return
+        if chunk >= len(transfer.table) or not transfer.ready.add(chunk):
+            raise UsageError("a chunk is ready once", found=chunk, transfer=transfer.transfer_id)
+        if checksum is not None:
+            transfer.set_checksum(chunk, checksum)
+        if chunk not in transfer.acked:
+            self._queue.push(transfer.handle, chunk)
+
+    def seal(self, transfer: OutgoingTransfer, body: dict[str, Any], *, now: float) -> None:
+        """Every chunk is ready, and this goes with them. Ignored once the transfer has ended.
+
+        Raises:
+            UsageError: some chunk is not ready, or it was sealed before.
+        """
+        if transfer.handle not in self._transfers:
+            return
+        if not transfer.ready.full or transfer.seal_body is not None:
+            raise UsageError(
+                "seal once, when every chunk is ready",
+                found=f"{transfer.ready.count} of {len(transfer.table)} ready",
+                transfer=transfer.transfer_id,
+            )
+        transfer.seal_body = body
+        transfer.stats.sealed_s = now
+        self._try_seal(transfer)
+
+    def abort(self, transfer: OutgoingTransfer, error: PrfaasError, *, now: float) -> None:
+        """Give the transfer up and tell the receiver why. Harmless once it has ended."""
+        if transfer.handle in self._transfers:
+            self._write(encode_json(FrameType.ABORT, error.to_wire(), transfer=transfer.handle))
+            self._finish(transfer, error, now=now)
+
+    # -- for the connections ------------------------------------------------------------------------------------
+
+    def next_chunk(self, lane: int, *, now: float) -> SendOrder | None:
+        """The next chunk for a free connection, or None if nothing is ready."""
+        popped = self._queue.pop() if self.error is None else None
+        if popped is None:
+            return None
+        handle, chunk = popped
+        transfer = self._transfers[handle]
+        if not transfer.in_flight:
+            transfer.progress_at = now
+        transfer.in_flight[chunk] = lane
+        transfer.stats.lanes.add(lane)
+        if transfer.stats.first_sent_s is None:
+            transfer.stats.first_sent_s = now
+        if not transfer.sent_before.add(chunk):
+            transfer.stats.resent_chunks += 1
+        return SendOrder(transfer, chunk, transfer.checksums[chunk], self._queue.waiting())
+
+    def hashed(self, order: SendOrder, checksum: int) -> None:
+        """The checksum of a chunk that was not hashed before it was pulled."""
+        if order.transfer.handle in self._transfers:
+            order.transfer.set_checksum(order.chunk, checksum)
+            self._try_seal(order.transfer)
+
+    def lane_lost(self, lane: int) -> None:
+        """A connection died: whatever it carried and was not acknowledged goes again on the others."""
+        for transfer in self._transfers.values():
+            for chunk in [c for c, carrier in transfer.in_flight.items() if carrier == lane]:
+                del transfer.in_flight[chunk]
+                self._queue.push(transfer.handle, chunk, front=True)
+
+    # -- frames from the receiver -------------------------------------------------------------------------------
+
+    def _receive_transfer_frame(self, frame: Frame, *, now: float) -> None:
+        transfer = self._transfers.get(frame.header.transfer)
+        if transfer is None:
+            if 0 < frame.header.transfer <= self._last_handle:
+                return  # it has ended on this side; the receiver will learn
+            raise self._unexpected(frame)
+        match frame.type:
+            case FrameType.OPENED:
+                transfer.machine.advance(TxEvent.OPENED)
+                self._acknowledge(transfer, frame, now=now)
+                self._queue.release(transfer.handle)
+                self._try_seal(transfer)
+            case FrameType.ACK:
+                transfer.machine.advance(TxEvent.ACK)
+                self._acknowledge(transfer, frame, now=now)
+            case FrameType.NACK:
+                transfer.machine.advance(TxEvent.NACK)
+                self._send_again(transfer, frame.header.chunk)
+            case FrameType.DONE:
+                self._done(transfer, frame, now=now)
+            case FrameType.ABORT:
+                self._finish(transfer, error_from_wire(frame.json()), now=now)
+            case _:
+                raise self._unexpected(frame)
+
+    def _acknowledge(self, transfer: OutgoingTransfer, frame: Frame, *, now: float) -> None:
+        for chunk in transfer.acked.merge(frame.header.chunk, frame.payload):
+            transfer.in_flight.pop(chunk, None)
+            self._queue.discard(transfer.handle, chunk)
+            transfer.stats.acked_bytes += transfer.table.lengths[chunk]
+            transfer.progress_at = now
+
+    def _send_again(self, transfer: OutgoingTransfer, chunk: int) -> None:
+        if chunk >= len(transfer.table) or chunk not in transfer.ready:
+            raise ProtocolError("the receiver asks for a chunk that was never sent", found=chunk)
+        if chunk not in transfer.acked:
+            transfer.in_flight.pop(chunk, None)
+            self._queue.push(transfer.handle, chunk, front=True)
+
+    def _done(self, transfer: OutgoingTransfer, frame: Frame, *, now: float) -> None:
+        transfer.machine.advance(TxEvent.DONE)
+        for _ in transfer.acked.merge(frame.header.chunk, frame.payload):
+            pass
+        if not transfer.acked.full:
+            raise self._unexpected(frame)
+        transfer.stats.acked_bytes = transfer.table.total_bytes
+        transfer.stats.done_s = now
+        self._forget(transfer)
+        self._events.append(Delivered(transfer))
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _try_seal(self, transfer: OutgoingTransfer) -> None:
+        """The seal carries the digest, so it waits for the last checksum; and for the receiver's consent."""
+        digest = transfer.digest()
+        if transfer.state is Tx.STREAMING and transfer.seal_body is not None and digest is not None:
+            transfer.machine.advance(TxEvent.SEAL)
+            body = {
+                "digest": f"{digest:016x}",
+                "bytes": transfer.table.total_bytes,
+                "body": transfer.seal_body,
+            }
+            self._write(encode_json(FrameType.SEAL, body, transfer=transfer.handle))
+
+    def _forget(self, transfer: OutgoingTransfer) -> None:
+        del self._transfers[transfer.handle]
+        self._queue.drop(transfer.handle)
+        transfer.in_flight.clear()
+
+    def _finish(self, transfer: OutgoingTransfer, error: PrfaasError, *, now: float) -> None:
+        transfer.machine.advance(TxEvent.FAIL)
+        transfer.error = error
+        transfer.stats.done_s = now
+        self._forget(transfer)
+        self._events.append(SendFailed(transfer, error))
+
+    def _overdue_at(self, transfer: OutgoingTransfer) -> float:
+        if transfer.in_flight:
+            return min(transfer.deadline, transfer.progress_at + self.timers.stall_after_s)
+        return transfer.deadline
+
+    def _before_output(self) -> None:
+        """Nothing is held back: opens, seals and aborts are urgent."""
+
+    def _transfer_deadline(self) -> float | None:
+        return min(map(self._overdue_at, self._transfers.values()), default=None)
+
+    def _end_overdue(self, *, now: float) -> None:
+        for transfer in self.transfers:
+            if now >= transfer.deadline:
+                error: PrfaasError = DeadlineError("the transfer's time is up", transfer=transfer.transfer_id)
+            elif now >= self._overdue_at(transfer):
+                error = LinkError(
+                    f"no chunk was acknowledged for {self.timers.stall_after_s:g} s",
+                    found=repr(transfer),
+                    transfer=transfer.transfer_id,
+                )
+            else:
+                continue
+            self.abort(transfer, error, now=now)
+
+    def _lose_transfers(self, error: PrfaasError, *, now: float) -> None:
+        for transfer in self.transfers:
+            self._finish(transfer, error, now=now)

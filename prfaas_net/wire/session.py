@@ -1,0 +1,166 @@
+"""What both ends of a session share: the control connection's parser, keep-alive, and the end.
+
+A session is driven by its shell: bytes from the control connection go into :meth:`Session.receive`, bytes from
+:meth:`Session.take_output` go out, :meth:`Session.take_events` tells the user, and when
+:meth:`Session.next_deadline` has passed the shell calls :meth:`Session.handle_timeout`. Sessions are not
+thread-safe; a shell with several threads holds one lock around every call.
+"""
+
+from __future__ import annotations
+
+import struct
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from prfaas_net.errors import LinkError, PrfaasError, ProtocolError, error_from_wire
+from prfaas_net.wire.events import Event, PeerDraining, SessionLost
+from prfaas_net.wire.frames import Flags, Frame, FrameParser, FrameType, encode, encode_json
+
+__all__ = ["Session", "Timers"]
+
+_STAMP = struct.Struct("<d")
+
+
+@dataclass(frozen=True)
+class Timers:
+    """How long a session waits for what.
+
+    Attributes:
+        ping_interval_s: a ping leaves when nothing else was sent for so long.
+        dead_after_s: the peer is dead when nothing came from it for so long. Several pings must have had the
+            time to be answered, also behind a full queue of a slow link.
+        stall_after_s: a transfer whose sent chunks are not acknowledged for so long has failed.
+    """
+
+    ping_interval_s: float = 1.0
+    dead_after_s: float = 10.0
+    stall_after_s: float = 20.0
+
+
+class Session(ABC):
+    """Base of :class:`~prfaas_net.wire.sending.SendingSession` and ``ReceivingSession``."""
+
+    def __init__(self, *, timers: Timers, now: float) -> None:
+        self.timers = timers
+        self.error: PrfaasError | None = None
+        self.rtt_s: float | None = None
+        self.draining = False
+        self._parser = FrameParser()
+        self._output: list[bytes] = []
+        self._events: list[Event] = []
+        self._heard_at = now
+        self._said_at = now
+
+    # -- for the shell ------------------------------------------------------------------------------------------
+
+    def receive(self, data: bytes | memoryview, *, now: float) -> None:
+        """Bytes from the control connection. A peer that breaks the protocol ends the session, never raises."""
+        if self.error is not None:
+            return
+        self._heard_at = now
+        try:
+            for frame in self._parser.feed(data):
+                if self.error is None:  # an ERROR frame may have ended it
+                    self._receive_frame(frame, now=now)
+        except PrfaasError as error:
+            self.fail(error, now=now)
+
+    def heard(self, *, now: float) -> None:
+        """Something came on a data connection: the peer lives."""
+        self._heard_at = now
+
+    def take_output(self, *, now: float) -> list[bytes]:
+        """Bytes to write to the control connection, in order."""
+        self._before_output()
+        output, self._output = self._output, []
+        if output:
+            self._said_at = now
+        return output
+
+    def take_events(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
+
+    def next_deadline(self) -> float | None:
+        """When :meth:`handle_timeout` has something to do, or None once the session is over."""
+        if self.error is not None:
+            return None
+        own = min(self._heard_at + self.timers.dead_after_s, self._said_at + self.timers.ping_interval_s)
+        transfers = self._transfer_deadline()
+        return own if transfers is None else min(own, transfers)
+
+    def handle_timeout(self, *, now: float) -> None:
+        """Ping, notice a dead peer, end transfers whose time is up."""
+        if self.error is not None:
+            return
+        if now >= self._heard_at + self.timers.dead_after_s:
+            self.lost(LinkError(f"nothing came from the peer for {self.timers.dead_after_s:g} s"), now=now)
+            return
+        if now >= self._said_at + self.timers.ping_interval_s:
+            self._write(encode(FrameType.PING, _STAMP.pack(now), flags=Flags.OPTIONAL))
+            self._said_at = now
+        self._end_overdue(now=now)
+
+    def lost(self, error: PrfaasError, *, now: float) -> None:
+        """The connections died; nothing can be said to the peer any more."""
+        if self.error is None:
+            self.error = error
+            self._lose_transfers(error, now=now)
+            self._output.clear()
+            self._events.append(SessionLost(error))
+
+    def fail(self, error: PrfaasError, *, now: float) -> None:
+        """End the session and tell the peer why."""
+        if self.error is None:
+            self.lost(error, now=now)
+            self._output.append(encode_json(FrameType.ERROR, error.to_wire()))
+
+    def go_away(self, reason: str) -> None:
+        """Ask the peer for no new transfers; those under way go on."""
+        self._write(encode_json(FrameType.GOAWAY, {"reason": reason}))
+
+    # -- for the two ends ---------------------------------------------------------------------------------------
+
+    def _write(self, frame: bytes) -> None:
+        self._output.append(frame)
+
+    def _receive_frame(self, frame: Frame, *, now: float) -> None:
+        match frame.type:
+            case FrameType.PING:
+                self._write(encode(FrameType.PONG, frame.payload, flags=Flags.OPTIONAL))
+            case FrameType.PONG:
+                self._measure_rtt(frame.payload, now=now)
+            case FrameType.GOAWAY:
+                self.draining = True
+                self._events.append(PeerDraining(str(frame.json().get("reason", ""))[:500]))
+            case FrameType.ERROR:
+                self.lost(error_from_wire(frame.json()), now=now)
+            case _:
+                self._receive_transfer_frame(frame, now=now)
+
+    def _measure_rtt(self, stamp: bytes, *, now: float) -> None:
+        # The stamp is our own, but it comes from the peer: a nonsense value must not become a nonsense RTT.
+        if len(stamp) == _STAMP.size:
+            elapsed_s = now - _STAMP.unpack(stamp)[0]
+            if 0 <= elapsed_s <= self.timers.dead_after_s:
+                self.rtt_s = elapsed_s
+
+    @staticmethod
+    def _unexpected(frame: Frame) -> ProtocolError:
+        return ProtocolError("unexpected frame", found=frame.type.name)
+
+    @abstractmethod
+    def _receive_transfer_frame(self, frame: Frame, *, now: float) -> None: ...
+
+    @abstractmethod
+    def _transfer_deadline(self) -> float | None: ...
+
+    @abstractmethod
+    def _end_overdue(self, *, now: float) -> None: ...
+
+    @abstractmethod
+    def _lose_transfers(self, error: PrfaasError, *, now: float) -> None: ...
+
+    @abstractmethod
+    def _before_output(self) -> None:
+        """A chance to add what was held back for batching."""
