@@ -17,6 +17,11 @@ from prfaas_net.errors import ConfigError
 
 __all__ = ["Checkpoint", "load_checkpoint"]
 
+# Entries of a config that change nothing in the computation; all others are part of the weights' digest.
+_NOT_COMPUTED = frozenset({
+    "_name_or_path", "architectures", "attention_dropout", "auto_map", "bos_token_id", "dtype", "eos_token_id",
+    "initializer_range", "output_router_logits", "pad_token_id", "torch_dtype", "transformers_version", "use_cache",
+})  # fmt: skip
 _WHERE = "give the directory of a Hugging Face checkpoint"
 
 
@@ -62,10 +67,11 @@ def load_checkpoint(directory: Path, name: str | None = None) -> Checkpoint:
     spec = model_spec(config)
     files = WeightFiles(directory)
     tensors = _match(spec, files.tensors)
+    computed = {key: value for key, value in config.body.items() if key not in _NOT_COMPUTED}
     return Checkpoint(
         name=name or directory.resolve().name,
         spec=spec,
-        weights_digest=files.digest(orjson.dumps(spec.to_json(), option=orjson.OPT_SORT_KEYS)),
+        weights_digest=files.digest(orjson.dumps(computed, option=orjson.OPT_SORT_KEYS)),
         eos_token_ids=_eos_token_ids(directory, config, spec.vocab_size),
         tensors=tensors,
     )

@@ -49,6 +49,7 @@ class Decoding:
         x = self._model.embed([token])
         for layer in self._model.layers:
             x = layer.forward(x, self._state.layer(layer.index), position, 1)
+            self._state.publish(layer.index, position, position + 1)
         self.n_tokens += 1
         self._n_produced += 1
         next_token = choose_token(self._model.logits(x), self._sampling, self.n_tokens)

@@ -111,9 +111,14 @@ class Engine:
         return self._prefill_chunk_tokens
 
     def prefill(
-        self, token_ids: Sequence[int], sampling: SamplingParams, regions: RegionMap, buffer: Any, sink: Sink
+        self,
+        token_ids: Sequence[int],
+        sampling: SamplingParams,
+        regions: RegionMap,
+        buffer: Any,
+        sink: Sink | None = None,
     ) -> PrefillResult | None:
-        """Run the prompt; fill ``buffer``; tell ``sink`` as layers complete.
+        """Run the prompt; fill ``buffer``; tell ``sink``, if there is one, as layers complete.
 
         Returns:
             None if the sink cancelled it.
@@ -123,6 +128,7 @@ class Engine:
             UsageError: the buffer does not fit.
         """
         self._check(token_ids, sampling)
+        sink = sink or _NoSink()
         n_tokens, step = len(token_ids), self._prefill_chunk_tokens
         state = SequenceState(self._layout, regions, buffer, n_tokens, self._backend)
         state.clear()
@@ -172,8 +178,8 @@ class Engine:
         self._check(token_ids, sampling)
         regions = RegionMap(self._layout, len(token_ids) + sampling.max_tokens)
         buffer = bytearray(regions.total_bytes)
-        result = self.prefill(token_ids, sampling, regions, buffer, _NoSink())
-        assert result is not None  # _NoSink never cancels
+        result = self.prefill(token_ids, sampling, regions, buffer)
+        assert result is not None  # nobody can cancel it
         token, reason = result.first_token, result.finish_reason
         tokens = [token]
         decoding = self.resume(len(token_ids), sampling, regions, buffer)

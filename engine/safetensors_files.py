@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from engine.jsonfile import read_json_object
 from prfaas_net.errors import ConfigError
 
-__all__ = ["StoredTensor", "WeightFiles"]
+__all__ = ["StoredTensor", "WeightFiles", "read_tensors"]
 
 _INDEX = "model.safetensors.index.json"
 _DOWNLOAD = "download the checkpoint again"
@@ -86,6 +86,15 @@ class WeightFiles:
             state.update(orjson.dumps([name, tensor.dtype, tensor.shape]))
             state.update(tensor.data)
         return state.hexdigest()
+
+
+def read_tensors(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """All tensors of one file, as float32 by name.
+
+    Raises:
+        ConfigError: the file is missing or damaged.
+    """
+    return {tensor.name: tensor.float32() for tensor in _read_header(path)}
 
 
 def _find_files(directory: Path) -> list[str]:

@@ -7,13 +7,14 @@ same tokens on whichever node each of them is made.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from prfaas_net.errors import InternalError, InvalidRequest
 
-__all__ = ["SamplingParams", "check_sampling", "choose_token"]
+__all__ = ["Greedy", "SamplingParams", "check_sampling", "choose_token"]
 
 _SEED_BITS = 64
 
@@ -44,6 +45,18 @@ class SamplingParams(Protocol):
 
     @property
     def ignore_eos(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """The most likely token, always."""
+
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
 
 
 def check_sampling(sampling: SamplingParams) -> None:

@@ -8,8 +8,8 @@ its state before any weight is read, and builds the part that computes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
 
 from engine.backend import Array, Backend
 from prfaas_net.kv import CacheLayout, KvKind, LayerLayout, TensorSpec
@@ -141,10 +141,3 @@ class ModelSpec:
                 for index, layer in enumerate(self.layers)
             ),
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything that the computation depends on, for the weights' digest."""
-        body = asdict(self)
-        for entry, layer in zip(body["layers"], self.layers, strict=True):
-            entry["kinds"] = [type(layer.mixer).__name__, type(layer.mlp).__name__]
-        return body

@@ -98,7 +98,7 @@ class Moe:
             group_scores = xp.partition(grouped, -2, axis=-1)[..., -2:].sum(axis=-1)
             kept = xp.argpartition(group_scores, -spec.top_groups, axis=-1)[:, -spec.top_groups :]
             closed = xp.ones((len(x), spec.n_groups), dtype=bool)
-            xp.put_along_axis(closed, kept, False, axis=-1)
+            closed[xp.arange(len(x))[:, None], kept] = False
             choice = xp.where(closed[..., None], np.float32(-np.inf), grouped).reshape(len(x), -1)
         chosen = xp.argpartition(choice, -spec.top_k, axis=-1)[:, -spec.top_k :]
         weights = xp.take_along_axis(scores, chosen, axis=-1)
