@@ -1,7 +1,7 @@
 """How a gateway proves to a node that it may give it work.
 
-Both hold one secret, the node key. The gateway sends a value derived from it, so the key itself never crosses the
-network and is never the same string as the one that guards anything else.
+Both hold one secret, the node key. The gateway sends a value derived from it, so the key itself never crosses
+the network and is never the same string as the one that guards anything else.
 """
 
 from __future__ import annotations

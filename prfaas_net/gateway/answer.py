@@ -1,0 +1,114 @@
+"""From tokens to text: stop strings across token boundaries, one piece for each token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from prfaas_net.errors import ProtocolError
+from prfaas_net.gateway.lifecycle import Finish, Run
+from prfaas_net.nodes.engine_api import TextStream
+
+__all__ = ["Answer", "Piece", "StopMatcher"]
+
+
+class StopMatcher:
+    """Passes text on until a stop string appears in it, holding back what might become one."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = stops
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """The text that is safe to show, and whether a stop string was met (it and what follows are dropped)."""
+        if not self._stops:
+            return text, False
+        self._held += text
+        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if found:
+            shown, self._held = self._held[: min(found)], ""
+            return shown, True
+        keep = max(self._overlap(stop) for stop in self._stops)
+        shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        return shown, False
+
+    def flush(self) -> str:
+        """No text follows: what was held back."""
+        held, self._held = self._held, ""
+        return held
+
+    def _overlap(self, stop: str) -> int:
+        """Length of the longest end of the held text that begins ``stop``."""
+        for length in range(min(len(stop) - 1, len(self._held)), 0, -1):
+            if self._held.endswith(stop[:length]):
+                return length
+        return 0
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one token adds to the answer.
+
+    Attributes:
+        token: None for a piece that only ends the answer.
+        text: may be empty: half a character, or text held back for a stop string.
+        finish_reason: set on the last piece.
+    """
+
+    token: int | None
+    text: str
+    finish_reason: str | None = None
+
+
+class Answer:
+    """Iterates over the pieces of a run's answer.
+
+    Args:
+        min_tokens: stop strings do not count in the first so many tokens.
+    """
+
+    def __init__(self, run: Run, text: TextStream, stops: Sequence[str], min_tokens: int = 0) -> None:
+        self._run = run
+        self._text = text
+        self._matcher = StopMatcher(stops)
+        self._min_tokens = min_tokens
+        self._over = False
+
+    def __aiter__(self) -> Answer:
+        return self
+
+    async def __anext__(self) -> Piece:
+        """The next piece.
+
+        Raises:
+            PrfaasError: the request failed.
+        """
+        if self._over:
+            raise StopAsyncIteration
+        event = await self._run.next()
+        if isinstance(event, Finish):
+            return self._last(None, "", event.reason)
+        text, stopped = self._show(self._text.push(event.token), event.index + 1)
+        if stopped:
+            self._over = True
+            self._run.stop()
+            self._run.record.finish_reason = "stop"
+            return Piece(event.token, text, "stop")
+        # The finish event follows the last token at once. Joining the two keeps one chunk a token, which clients
+        # count on; a finish that is still on its way gets a piece of its own instead of delaying the token.
+        if event.index + 1 < self._run.request.sampling.max_tokens and not self._run.finish_is_here:
+            return Piece(event.token, text)
+        finish = await self._run.next()
+        if not isinstance(finish, Finish):
+            raise ProtocolError("a node sent more tokens than it was asked for", found=finish.index + 1)
+        return self._last(event.token, text, finish.reason)
+
+    def _show(self, text: str, output_tokens: int) -> tuple[str, bool]:
+        return (text, False) if output_tokens <= self._min_tokens else self._matcher.push(text)
+
+    def _last(self, token: int | None, text: str, reason: str) -> Piece:
+        self._over = True
+        tail, stopped = self._matcher.push(self._text.flush())
+        if stopped:
+            reason = self._run.record.finish_reason = "stop"
+        return Piece(token, text + tail + self._matcher.flush(), reason)

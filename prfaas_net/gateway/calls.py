@@ -1,0 +1,233 @@
+"""The gateway's calls to nodes: JSON lines over one open response that owns the work."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import aiohttp
+import orjson
+from pydantic import BaseModel, ValidationError
+
+from prfaas_net.errors import (
+    AuthError,
+    BusyError,
+    IncompatibleError,
+    LinkError,
+    PeerError,
+    PrfaasError,
+    ProtocolError,
+    error_from_wire,
+)
+from prfaas_net.nodes.auth import control_token
+from prfaas_net.nodes.messages import NodeInfo
+
+__all__ = ["CONNECT_TIMEOUT_S", "MAX_LINE_BYTES", "LineBuffer", "NodeClient", "NodeStream"]
+
+# The longest line is a ticket: some hundred bytes and a digest for each endpoint. This is far above it and
+# still bounds what a broken node can make us hold.
+MAX_LINE_BYTES = 256 << 10
+# Of an error body that is read to learn the reason.
+MAX_ERROR_BYTES = 64 << 10
+# Three lost SYNs (1 s, 2 s, 4 s apart); a node that answers later than this is not worth waiting for.
+CONNECT_TIMEOUT_S = 5.0
+
+
+class LineBuffer:
+    """Cuts a byte stream into lines of bounded length, however it arrives."""
+
+    def __init__(self, limit_bytes: int = MAX_LINE_BYTES) -> None:
+        self._limit_bytes = limit_bytes
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The lines that ``data`` completes, without their newline; empty lines are dropped.
+
+        Raises:
+            ProtocolError: a line is longer than the bound.
+        """
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if max(map(len, lines), default=0) > self._limit_bytes or len(self._rest) > self._limit_bytes:
+            raise ProtocolError("a line is too long", expected=f"at most {self._limit_bytes} bytes")
+        return [line for line in lines if line.strip()]
+
+
+@contextmanager
+def _reaching(node: str) -> Iterator[None]:
+    """Turn whatever goes wrong on the way to a node into a LinkError that names it."""
+    try:
+        yield
+    except (aiohttp.ClientError, OSError) as error:
+        raise LinkError(
+            "a node cannot be reached",
+            found=str(error) or type(error).__name__,
+            do="check that it runs and that its address is right",
+            node=node,
+        ) from error
+
+
+class NodeStream:
+    """The events of one call. Closing it cancels the call on the node."""
+
+    def __init__(
+        self, response: aiohttp.ClientResponse, node_id: str, calling: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        self.node_id = node_id
+        self._response = response
+        self._calling = calling
+        self._buffer = LineBuffer()
+        self._lines: deque[bytes] = deque()
+        self._ended = False
+
+    @property
+    def next_kind(self) -> str | None:
+        """The kind of the event that :meth:`next` would return at once; None if it would wait or raise."""
+        if not self._lines:
+            return None
+        try:
+            event = orjson.loads(self._lines[0])
+        except orjson.JSONDecodeError:
+            return None
+        return event.get("event") if isinstance(event, dict) else None
+
+    async def next(self) -> dict[str, Any]:
+        """The next event, never one of kind ``error``.
+
+        Raises:
+            PrfaasError: the node reported it; whatever its kind was there.
+            LinkError: the connection broke, or the answer ended without a last event.
+            ProtocolError: a line is not an event.
+        """
+        while not self._lines:
+            with self._calling():
+                data = await self._response.content.readany()
+            if not data:
+                raise LinkError(
+                    "a node ended its answer early",
+                    expected="a last event: finish, done or error",
+                    do="see the node's log",
+                    node=self.node_id,
+                )
+            self._lines.extend(self._buffer.feed(data))
+        return self._parse(self._lines.popleft())
+
+    def _parse(self, line: bytes) -> dict[str, Any]:
+        try:
+            event = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            event = None
+        if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+            raise ProtocolError("a node sent a line that is not an event", found=repr(line[:80]), node=self.node_id)
+        if event["event"] == "error":
+            error = error_from_wire(event.get("error"))
+            error.ids.setdefault("node", self.node_id)
+            raise error
+        self._ended = event["event"] in ("finish", "done")
+        return event
+
+    def close(self) -> None:
+        """Give the connection back if the call has ended, or break it: the node then frees everything."""
+        if self._ended and self._response.content.at_eof():
+            self._response.release()
+        else:
+            self._response.close()
+
+
+class NodeClient:
+    """Speaks to nodes over one HTTP session.
+
+    Args:
+        node_key: secret shared with the nodes, if they ask for it.
+        on_unreachable: told the id of a node whose connection failed.
+    """
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        node_key: str | None = None,
+        on_unreachable: Callable[[str], None] = lambda node_id: None,
+    ) -> None:
+        self._session = session
+        self._headers = {"Content-Type": "application/json"}
+        if node_key is not None:
+            self._headers["Authorization"] = f"Bearer {control_token(node_key)}"
+        self.on_unreachable = on_unreachable
+
+    async def info(self, url: str, *, timeout_s: float) -> NodeInfo:
+        """Ask a node what it is and whether it takes work.
+
+        Raises:
+            LinkError: no answer in ``timeout_s`` seconds.
+            BusyError: it answers and takes no work now.
+            PrfaasError: it refused to answer, or answered something else than a node does.
+        """
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        with _reaching(url):
+            async with self._session.get(f"{url}/v1/node", headers=self._headers, timeout=timeout) as answer:
+                body = await answer.content.read(MAX_LINE_BYTES)
+                if answer.status != 200:
+                    raise self._refusal(answer.status, body, url)
+            async with self._session.get(f"{url}/health", headers=self._headers, timeout=timeout) as health:
+                reason = await health.content.read(MAX_ERROR_BYTES)
+        try:
+            info = NodeInfo.model_validate_json(body)
+        except ValidationError as error:
+            raise IncompatibleError(
+                "this is not a node of ours, or of another version",
+                expected="NodeInfo at /v1/node",
+                found=repr(body[:80]),
+                do="check the url",
+                node=url,
+            ) from error
+        if health.status != 200:
+            found = f"status {health.status} {reason[:200].decode(errors='replace')}"
+            raise BusyError("the node says that it is not ready", found=found, node=info.node_id)
+        return info
+
+    async def open(self, node_id: str, url: str, path: str, call: BaseModel) -> NodeStream:
+        """Start a call; the stream that comes back owns it.
+
+        Raises:
+            LinkError: the node cannot be reached.
+            PrfaasError: the node refused, for the reason it gave.
+        """
+        body = orjson.dumps(call.model_dump())
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
+        with self._calling(node_id):
+            response = await self._session.post(f"{url}{path}", data=body, headers=self._headers, timeout=timeout)
+            if response.status == 200:
+                return NodeStream(response, node_id, lambda: self._calling(node_id))
+            try:
+                reason = await response.content.read(MAX_ERROR_BYTES)
+            finally:
+                response.close()
+        raise self._refusal(response.status, reason, node_id)
+
+    @contextmanager
+    def _calling(self, node_id: str) -> Iterator[None]:
+        try:
+            with _reaching(node_id):
+                yield
+        except LinkError:
+            self.on_unreachable(node_id)
+            raise
+
+    @staticmethod
+    def _refusal(status: int, body: bytes, node: str) -> PrfaasError:
+        """The error that a node answered with."""
+        try:
+            wire = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            wire = None
+        if isinstance(wire, dict) and isinstance(wire.get("code"), int):
+            error = error_from_wire(wire)
+            error.ids.setdefault("node", node)
+            return error
+        found = f"status {status} {body[:200].decode(errors='replace')}".strip()
+        if status in (401, 403):
+            return AuthError(
+                "the node did not accept our key", found=found, do="set the same node_key on both", node=node
+            )
+        return PeerError("the node refused the call", found=found, node=node)

@@ -1,0 +1,137 @@
+"""A gateway's configuration."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
+
+from prfaas_net.config import Bytes, Duration, Section
+from prfaas_net.errors import ConfigError
+from prfaas_net.scheduling import ClusterKind, policy_names
+
+__all__ = ["ClusterSection", "FleetSection", "GatewayConfig", "HttpSection", "NodeSection", "is_loopback"]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server bound to ``host``."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _node_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise ValueError("not a node's address, expected a URL such as http://127.0.0.1:9001")
+    return url.rstrip("/")
+
+
+def _split(raw: object) -> object:
+    """Environment variables carry lists as comma-separated text."""
+    return [part.strip() for part in raw.split(",") if part.strip()] if isinstance(raw, str) else raw
+
+
+class HttpSection(Section):
+    """Where the gateway listens.
+
+    Attributes:
+        port: 0 takes any free one.
+        body_timeout: seconds that a client may take to send its body.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = Field(8080, ge=0, le=65535)
+    body_timeout: Duration = 30.0
+
+
+class NodeSection(Section):
+    """A prefill or decode node, by the address of its HTTP endpoint."""
+
+    url: Annotated[str, AfterValidator(_node_url)]
+
+
+class ClusterSection(Section):
+    """What a cluster is for. Without it, a cluster is a PD cluster if one of its nodes decodes."""
+
+    name: str
+    kind: ClusterKind
+
+
+class FleetSection(Section):
+    """How nodes are watched.
+
+    Attributes:
+        poll_interval: seconds between two questions to a node that is up; a node that is down is asked four
+            times as often.
+        poll_timeout: seconds that an answer may take.
+        down_after: failures in a row until a node gets no new work.
+        up_after: answers in a row until a node that was down gets work again.
+    """
+
+    poll_interval: Duration = 1.0
+    poll_timeout: Duration = 2.0
+    down_after: int = Field(3, ge=1)
+    up_after: int = Field(2, ge=1)
+
+
+class GatewayConfig(Section):
+    """Everything that a gateway is told at its start.
+
+    Attributes:
+        model: the name under which clients ask for the model.
+        policy: how requests are routed; see :func:`prfaas_net.scheduling.policy_names`.
+        threshold_tokens: ``t``: a longer incremental prefill goes to a PrfaaS cluster (policy ``threshold``).
+        policy_seed: seeds policy ``random``.
+        request_deadline: seconds from arrival in which a request ends, in an answer or in an error.
+        max_body: bytes of a request body.
+        max_concurrent_requests: more than these are answered 429.
+        chat_max_tokens: what a chat request that names no bound may generate.
+        api_keys: clients must send one of these as a bearer token; required off loopback.
+        node_key: secret shared with the nodes.
+    """
+
+    http: HttpSection = HttpSection()
+    model: str = Field(min_length=1)
+    policy: str = "threshold"
+    threshold_tokens: int = Field(2048, ge=0)
+    policy_seed: int = 0
+    request_deadline: Duration = Field(600.0, gt=0, le=86400)
+    max_body: Bytes = Field(32 << 20, ge=1)
+    max_concurrent_requests: int = Field(1024, ge=1)
+    chat_max_tokens: int = Field(256, ge=1)
+    api_keys: Annotated[tuple[SecretStr, ...], BeforeValidator(_split)] = ()
+    node_key: SecretStr | None = None
+    nodes: tuple[NodeSection, ...] = ()
+    clusters: tuple[ClusterSection, ...] = ()
+    fleet: FleetSection = FleetSection()
+
+    @model_validator(mode="after")
+    def _check(self) -> GatewayConfig:
+        # ConfigError passes through pydantic as it is; a ValueError would be reported with the whole table,
+        # keys included.
+        if not is_loopback(self.http.host) and not self.api_keys:
+            raise ConfigError(
+                f"refusing to serve {self.http.host} without api_keys",
+                expected="a loopback address, or at least one key that clients must send",
+                do="set api_keys, or http.host to 127.0.0.1",
+            )
+        if any(len(key.get_secret_value()) < 8 for key in self.api_keys):
+            raise ConfigError("api_keys: a key is too short", expected="at least 8 characters")
+        if self.node_key is not None and len(self.node_key.get_secret_value()) < 8:
+            raise ConfigError("node_key is too short", expected="at least 8 characters")
+        if self.policy not in policy_names():
+            raise ConfigError("unknown policy", expected=f"one of {', '.join(policy_names())}", found=repr(self.policy))
+        urls = [node.url for node in self.nodes]
+        if not urls:
+            raise ConfigError("a gateway needs nodes", do='add [[nodes]] with url = "http://HOST:PORT"')
+        for kind, names in (("nodes", urls), ("clusters", [cluster.name for cluster in self.clusters])):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            if twice:
+                raise ConfigError(f"{kind}: listed twice", found=", ".join(twice))
+        return self

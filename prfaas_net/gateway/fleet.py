@@ -1,0 +1,213 @@
+"""The fleet: which nodes there are, what they are, and which of them take work."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from prfaas_net.errors import BusyError, IncompatibleError, LinkError, PrfaasError, UsageError
+from prfaas_net.gateway.calls import NodeClient
+from prfaas_net.gateway.config import FleetSection
+from prfaas_net.nodes.messages import NodeInfo
+from prfaas_net.scheduling import FleetEvent, NodeDown, NodeForgotten, NodeSeen, Role
+
+__all__ = ["Fleet", "WatchedNode"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class WatchedNode:
+    """One node as the gateway sees it.
+
+    Attributes:
+        info: what it last said of itself; None until it answered once.
+        up: whether new work is given to it.
+        problem: why it is not up, in one line.
+        restarts: times that it came back with another boot id.
+    """
+
+    url: str
+    info: NodeInfo | None = None
+    up: bool = False
+    problem: str | None = "has not answered yet"
+    failures: int = 0
+    successes: int = 0
+    restarts: int = 0
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def name(self) -> str:
+        """The node's id, or its address until it has told us its id."""
+        return self.info.node_id if self.info else self.url
+
+
+class Fleet:
+    """Polls the nodes and tells the router what changes.
+
+    Args:
+        observe: told every change, as an event of the router.
+        on_restart: told the id of a node that restarted: its calls are lost, whatever their connections say.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        client: NodeClient,
+        settings: FleetSection,
+        observe: Callable[[FleetEvent], None],
+        on_restart: Callable[[str], None] = lambda node_id: None,
+    ) -> None:
+        self.nodes = [WatchedNode(url) for url in urls]
+        self._client = client
+        self._settings = settings
+        self._observe = observe
+        self.on_restart = on_restart
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Ask every node once, then keep asking. Nodes that do not answer are no error: they may come up."""
+        await asyncio.gather(*(self.poll(node) for node in self.nodes))
+        self._tasks = [asyncio.create_task(self._watch(node), name=f"watch {node.url}") for node in self.nodes]
+
+    async def stop(self) -> None:
+        """Stop asking."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+
+    def find(self, node_id: str) -> WatchedNode:
+        """The node of this id.
+
+        Raises:
+            BusyError: it has just disappeared.
+        """
+        for node in self.nodes:
+            if node.info is not None and node.info.node_id == node_id:
+                return node
+        raise BusyError("the node has just disappeared", do="try again", node=node_id)
+
+    def suspect(self, name: str) -> None:
+        """A call to this node (by id or address) broke: count it, and ask the node now rather than later."""
+        for node in self.nodes:
+            if node.up and node.name == name:
+                self._failed(node, LinkError("a call to the node broke", node=name))
+                node.wake.set()
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Smallest vocabulary of the nodes that are up; None while none is."""
+        return min((n.info.vocab_size for n in self.nodes if n.info and n.up), default=None)
+
+    def missing_roles(self) -> list[Role]:
+        """Roles without any node that is up."""
+        present = {node.info.role for node in self.nodes if node.info and node.up}
+        return [role for role in Role if role.value not in present]
+
+    def describe(self) -> list[dict[str, Any]]:
+        """One JSON-ready row for each node, for ``/health``."""
+        return [
+            {
+                "node": node.name,
+                "url": node.url,
+                "cluster": node.info.cluster if node.info else None,
+                "role": node.info.role if node.info else None,
+                "up": node.up,
+                "problem": node.problem,
+                "restarts": node.restarts,
+            }
+            for node in self.nodes
+        ]
+
+    async def poll(self, node: WatchedNode) -> None:
+        """Ask one node; never raises for what the node does."""
+        try:
+            info = await self._client.info(node.url, timeout_s=self._settings.poll_timeout)
+            self._admit(node, info)
+        except (IncompatibleError, UsageError) as error:
+            # It answers, and what it says rules it out: no use in waiting for more of the same.
+            self._failed(node, error, at_once=True)
+        except PrfaasError as error:
+            self._failed(node, error)
+        else:
+            self._answered(node, info)
+
+    async def _watch(self, node: WatchedNode) -> None:
+        while True:
+            interval_s = self._settings.poll_interval
+            try:
+                async with asyncio.timeout(interval_s if node.up else interval_s / 4):
+                    await node.wake.wait()
+            except TimeoutError:
+                pass
+            node.wake.clear()
+            await self.poll(node)
+
+    def _admit(self, node: WatchedNode, info: NodeInfo) -> None:
+        """Check that a node fits the others that are up.
+
+        Raises:
+            UsageError: another address answers with the same id.
+            IncompatibleError: its cache layout is another one.
+        """
+        for other in self.nodes:
+            if other is node or other.info is None or not other.up:
+                continue
+            if other.info.node_id == info.node_id:
+                raise UsageError(
+                    f"two addresses answer as node {info.node_id}: {other.url} and {node.url}",
+                    do="list each node once, and give each its own id",
+                )
+            if other.info.layout != info.layout:
+                raise IncompatibleError(
+                    f"nodes {other.info.node_id} and {info.node_id} keep different state",
+                    expected=f"layout {other.info.layout} ({other.info.model}, as on {other.info.node_id})",
+                    found=f"layout {info.layout} ({info.model}, on {info.node_id})",
+                    do="run the same checkpoint and precision on both",
+                )
+
+    def _answered(self, node: WatchedNode, info: NodeInfo) -> None:
+        before = node.info
+        node.info = info
+        node.failures = 0
+        node.successes += 1
+        if before is not None and before.node_id != info.node_id:
+            self._observe(NodeForgotten(before.node_id))
+        if before is not None and before.boot_id != info.boot_id:
+            node.restarts += 1
+            log.warning("node %s has restarted", before.node_id)
+            self.on_restart(before.node_id)
+        # A node that was never up has given no reason to doubt it: its first answer counts.
+        if not node.up and before is not None and node.successes < self._settings.up_after:
+            return
+        if not node.up or before != info:
+            self._observe(
+                NodeSeen(
+                    info.node_id,
+                    info.cluster,
+                    Role(info.role),
+                    info.max_model_tokens,
+                    info.prefill_chunk_tokens,
+                )
+            )
+        if not node.up:
+            log.info("%s node %s of cluster %s is up", info.role, info.node_id, info.cluster)
+        node.up = True
+        node.problem = None
+
+    def _failed(self, node: WatchedNode, error: PrfaasError, *, at_once: bool = False) -> None:
+        node.successes = 0
+        node.failures += 1
+        if node.up and not at_once and node.failures < self._settings.down_after:
+            return
+        if node.up:
+            log.warning("node %s is down: %s", node.name, error.line())
+            self._observe(NodeDown(node.name))
+        elif at_once and node.problem != error.line():
+            log.error("node %s is not admitted: %s", node.name, error.line())
+        node.up = False
+        node.problem = error.line()

@@ -1,0 +1,93 @@
+"""The HTTP routes."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from prfaas_net import __version__
+from prfaas_net.gateway.config import GatewayConfig
+from prfaas_net.gateway.fleet import Fleet
+from prfaas_net.gateway.instruments import GatewayMetrics
+from prfaas_net.gateway.openai_api import ChatBody, CompletionBody
+from prfaas_net.gateway.openai_shapes import ChatShape, CompletionShape
+from prfaas_net.gateway.serving import Serving
+from prfaas_net.metrics import CONTENT_TYPE
+
+__all__ = ["HttpApi"]
+
+
+class HttpApi:
+    """Every route of a gateway."""
+
+    def __init__(self, config: GatewayConfig, serving: Serving, fleet: Fleet, instruments: GatewayMetrics) -> None:
+        self._config = config
+        self._serving = serving
+        self._fleet = fleet
+        self._instruments = instruments
+        self._created_s = int(time.time())
+
+    def routes(self) -> list[web.RouteDef]:
+        """For :meth:`aiohttp.web.Application.add_routes`."""
+        return [
+            web.post("/v1/completions", self.completions),
+            web.post("/v1/chat/completions", self.chat_completions),
+            web.get("/v1/models", self.models),
+            web.get("/v1/models/{model:.+}", self.model),
+            web.get("/health", self.health),
+            web.get("/live", self.live),
+            web.get("/metrics", self.metrics),
+            web.get("/version", self.version),
+        ]
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        """``POST /v1/completions``."""
+        return await self._serving.serve(request, CompletionBody, CompletionShape)
+
+    async def chat_completions(self, request: web.Request) -> web.StreamResponse:
+        """``POST /v1/chat/completions``."""
+        return await self._serving.serve(request, ChatBody, ChatShape)
+
+    async def models(self, request: web.Request) -> web.Response:
+        """``GET /v1/models``."""
+        return _json({"object": "list", "data": [self._card()]})
+
+    async def model(self, request: web.Request) -> web.Response:
+        """``GET /v1/models/{model}``."""
+        self._serving.check_model(request.match_info["model"])
+        return _json(self._card())
+
+    async def health(self, request: web.Request) -> web.Response:
+        """``GET /health``: 200 while requests can be served."""
+        missing = [f"{role.value} node" for role in self._fleet.missing_roles()]
+        status = "unavailable" if missing else "ok"
+        body = {"status": status, "missing": missing, "nodes": self._fleet.describe()}
+        return _json(body, status=503 if missing else 200)
+
+    async def live(self, request: web.Request) -> web.Response:
+        """``GET /live``: 200 while the process answers."""
+        return _json({"status": "ok"})
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """``GET /metrics``."""
+        return web.Response(body=self._instruments.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def version(self, request: web.Request) -> web.Response:
+        """``GET /version``."""
+        return _json({"version": __version__})
+
+    def _card(self) -> dict[str, Any]:
+        return {
+            "id": self._config.model,
+            "object": "model",
+            "created": self._created_s,
+            "owned_by": "prfaas-net",
+            "max_model_len": self._serving.max_model_tokens,
+        }
+
+
+def _json(body: dict[str, Any], status: int = 200) -> web.Response:
+    return web.Response(body=orjson.dumps(body), status=status, content_type="application/json")

@@ -1,0 +1,109 @@
+"""What clients get: answers in the shapes of the two OpenAI endpoints, whole and in chunks."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from prfaas_net.gateway.answer import Piece
+from prfaas_net.gateway.record import RequestRecord
+
+__all__ = ["DONE", "ChatShape", "CompletionShape", "Shape", "sse", "usage_of"]
+
+DONE = b"data: [DONE]\n\n"
+
+
+def sse(body: dict[str, Any]) -> bytes:
+    """One server-sent event."""
+    return b"data: " + orjson.dumps(body) + b"\n\n"
+
+
+def usage_of(record: RequestRecord) -> dict[str, Any]:
+    """The ``usage`` block, as of now."""
+    return {
+        "prompt_tokens": record.prompt_tokens,
+        "completion_tokens": record.output_tokens,
+        "total_tokens": record.prompt_tokens + record.output_tokens,
+        "prompt_tokens_details": {"cached_tokens": record.cached_tokens},
+    }
+
+
+class Shape(ABC):
+    """One answer's identity, and how its parts are written.
+
+    Args:
+        model: the name the client knows the model by.
+        token_ids: whether choices carry the ids of their tokens.
+    """
+
+    prefix = ""
+    whole_object = ""
+    chunk_object = ""
+
+    def __init__(self, model: str, *, token_ids: bool = False) -> None:
+        self.token_ids = token_ids
+        self._head: dict[str, Any] = {
+            "id": f"{self.prefix}-{uuid.uuid4().hex}",
+            "object": "",
+            "created": int(time.time()),
+            "model": model,
+        }
+        self._first = True
+
+    def whole(
+        self, text: str, tokens: Sequence[int], record: RequestRecord, prompt_ids: Sequence[int]
+    ) -> dict[str, Any]:
+        """The body of an answer that is not streamed."""
+        choice = {"index": 0, **self._whole(text), "logprobs": None, "finish_reason": record.finish_reason}
+        if self.token_ids:
+            choice |= {"token_ids": list(tokens), "prompt_token_ids": list(prompt_ids)}
+        return {**self._head, "object": self.whole_object, "choices": [choice], "usage": usage_of(record)}
+
+    def chunk(self, piece: Piece, usage: dict[str, Any] | None, *, with_usage: bool) -> dict[str, Any]:
+        """A streamed piece; ``with_usage`` writes the field, with null for none."""
+        choice = {"index": 0, **self._part(piece.text), "logprobs": None, "finish_reason": piece.finish_reason}
+        self._first = False
+        if self.token_ids:
+            choice["token_ids"] = [] if piece.token is None else [piece.token]
+        body = {**self._head, "object": self.chunk_object, "choices": [choice]}
+        return {**body, "usage": usage} if with_usage else body
+
+    def closing(self, record: RequestRecord) -> dict[str, Any]:
+        """The chunk after the last piece: usage, and no choices."""
+        return {**self._head, "object": self.chunk_object, "choices": [], "usage": usage_of(record)}
+
+    @abstractmethod
+    def _whole(self, text: str) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def _part(self, text: str) -> dict[str, Any]: ...
+
+
+class CompletionShape(Shape):
+    """``/v1/completions``."""
+
+    prefix, whole_object, chunk_object = "cmpl", "text_completion", "text_completion"
+
+    def _whole(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    def _part(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+
+class ChatShape(Shape):
+    """``/v1/chat/completions``."""
+
+    prefix, whole_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def _whole(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text}}
+
+    def _part(self, text: str) -> dict[str, Any]:
+        # The role rides on the first token: a chunk of its own before it would count as the first token.
+        return {"delta": {"role": "assistant", "content": text} if self._first else {"content": text}}

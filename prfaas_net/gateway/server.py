@@ -1,0 +1,170 @@
+"""A gateway, started and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import random
+
+import aiohttp
+from aiohttp import web
+
+from prfaas_net.clock import Clock, SystemClock
+from prfaas_net.errors import ConfigError, UsageError
+from prfaas_net.gateway.calls import NodeClient
+from prfaas_net.gateway.config import GatewayConfig
+from prfaas_net.gateway.fleet import Fleet
+from prfaas_net.gateway.http import HttpApi
+from prfaas_net.gateway.instruments import GatewayMetrics
+from prfaas_net.gateway.lifecycle import Lifecycle
+from prfaas_net.gateway.middleware import Surroundings
+from prfaas_net.gateway.serving import Serving
+from prfaas_net.nodes.engine_api import TextTokenizer
+from prfaas_net.scheduling import PolicySettings, Router, make_policy
+
+__all__ = ["Gateway"]
+
+log = logging.getLogger(__name__)
+
+# What a stop leaves to requests for writing their error, before their connections are cut.
+SHUTDOWN_TIMEOUT_S = 0.5
+
+
+class Gateway:
+    """OpenAI-compatible HTTP over the nodes of a configuration.
+
+    Usage::
+
+        async with Gateway(config, tokenizer) as gateway:
+            print(gateway.address)
+
+    Args:
+        tokenizer: of the model that the nodes run.
+        clock: for times in records and for the router.
+
+    Raises:
+        ConfigError: the policy cannot be made from the configuration.
+    """
+
+    def __init__(self, config: GatewayConfig, tokenizer: TextTokenizer, *, clock: Clock | None = None) -> None:
+        self.config = config
+        self.clock = clock or SystemClock()
+        self.instruments = GatewayMetrics()
+        settings = PolicySettings(config.threshold_tokens, random.Random(config.policy_seed))
+        policy = make_policy(config.policy, settings)
+        self.router = Router(policy, {cluster.name: cluster.kind for cluster in config.clusters})
+        self._tokenizer = tokenizer
+        self._session: aiohttp.ClientSession | None = None
+        self._fleet: Fleet | None = None
+        self._lifecycle: Lifecycle | None = None
+        self._runner: web.AppRunner | None = None
+
+    @property
+    def fleet(self) -> Fleet:
+        """The nodes, as seen now.
+
+        Raises:
+            UsageError: the gateway is not running.
+        """
+        if self._fleet is None:
+            raise UsageError("the gateway is not running", do="await start() first")
+        return self._fleet
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port that it listens on.
+
+        Raises:
+            UsageError: the gateway is not running.
+        """
+        if self._runner is None or not self._runner.addresses:
+            raise UsageError("the gateway is not running", do="await start() first")
+        host, port = self._runner.addresses[0][:2]
+        return str(host), int(port)
+
+    @property
+    def url(self) -> str:
+        """Base URL that clients use, without ``/v1``."""
+        host, port = self.address
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def start(self) -> None:
+        """Listen, and ask every node once. Nodes that are not there yet are no error; ``/health`` names them.
+
+        Raises:
+            ConfigError: the address cannot be listened on.
+        """
+        config = self.config
+        self._session = aiohttp.ClientSession(
+            # How many calls are open is the router's business, not the connection pool's.
+            connector=aiohttp.TCPConnector(limit=0),
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+        client = NodeClient(self._session, config.node_key.get_secret_value() if config.node_key else None)
+        self._fleet = Fleet(
+            [node.url for node in config.nodes],
+            client,
+            config.fleet,
+            observe=lambda event: self.router.observe(event, now=self.clock.now()),
+        )
+        self._lifecycle = Lifecycle(self.router, self._fleet, client, self.clock)
+        self._fleet.on_restart = self._lifecycle.abort_node
+        client.on_unreachable = self._fleet.suspect
+        try:
+            await self._listen(self._application(self._fleet, self._lifecycle))
+            await self._fleet.start()
+        except BaseException:
+            await self.stop()
+            raise
+        log.info("serving %s at %s", config.model, self.url)
+
+    async def stop(self) -> None:
+        """Stop listening, end requests in flight with an error of their own, and let go of everything; in 1 s."""
+        if self._lifecycle is not None:
+            self._lifecycle.abort_all()
+        if self._runner is not None:
+            await self._runner.cleanup()
+        if self._fleet is not None:
+            await self._fleet.stop()
+        if self._session is not None:
+            await self._session.close()
+        self._runner = self._fleet = self._lifecycle = self._session = None
+
+    async def serve_until(self, stop: asyncio.Event) -> None:
+        """Start, serve until ``stop`` is set, stop."""
+        async with self:
+            await stop.wait()
+
+    async def __aenter__(self) -> Gateway:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.stop()
+
+    def _application(self, fleet: Fleet, lifecycle: Lifecycle) -> web.Application:
+        keys = [key.get_secret_value() for key in self.config.api_keys]
+        surroundings = Surroundings(self.instruments, keys)
+        serving = Serving(self.config, self._tokenizer, lifecycle, self.instruments, self.clock)
+        app = web.Application(middlewares=[surroundings.middleware], client_max_size=self.config.max_body)
+        app.add_routes(HttpApi(self.config, serving, fleet, self.instruments).routes())
+        app.on_response_prepare.append(surroundings.echo_id)
+        return app
+
+    async def _listen(self, app: web.Application) -> None:
+        # A client that leaves cancels its handler, and with it everything the request holds.
+        self._runner = web.AppRunner(
+            app, handler_cancellation=True, shutdown_timeout=SHUTDOWN_TIMEOUT_S, access_log=None
+        )
+        await self._runner.setup()
+        host, port = self.config.http.host, self.config.http.port
+        try:
+            await web.TCPSite(self._runner, host, port).start()
+        except OSError as error:
+            busy = error.errno == errno.EADDRINUSE
+            raise ConfigError(
+                "port in use" if busy else f"cannot listen on {host}:{port}",
+                found=f"{host}:{port}" if busy else error.strerror or str(error),
+                do="stop what uses it, or set http.port" if busy else "set http.host and http.port",
+            ) from error
