@@ -67,7 +67,7 @@ def load_checkpoint(directory: Path, name: str | None = None) -> Checkpoint:
     spec = model_spec(config)
     files = WeightFiles(directory)
     tensors = _match(spec, files.tensors)
-    computed = {key: value for key, value in config.body.items() if key not in _NOT_COMPUTED}
+    computed = {key: value for key, value in config.body.items() if key not in _NOT_COMPUTED and value is not None}
     return Checkpoint(
         name=name or directory.resolve().name,
         spec=spec,
