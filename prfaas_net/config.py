@@ -8,6 +8,7 @@ names the place.
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import os
 import tomllib
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from prfaas_net.errors import ConfigError, PrfaasError
 from prfaas_net.units import parse_bytes, parse_duration, parse_rate
 
-__all__ = ["Address", "Bytes", "Duration", "Rate", "Section", "load_config", "parse_address"]
+__all__ = ["Address", "Bytes", "Duration", "Rate", "Section", "is_loopback", "load_config", "parse_address"]
 
 
 class Section(BaseModel):
@@ -56,6 +57,14 @@ def parse_address(text: str | tuple[str, int] | list[Any]) -> tuple[str, int]:
     if not host or not port.isdigit() or int(port) > 65535:
         raise ConfigError("not an address", expected="HOST:PORT, such as 127.0.0.1:8000", found=repr(text))
     return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address: the only kind that may be open without authentication."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 Address = Annotated[tuple[str, int], _value(parse_address)]

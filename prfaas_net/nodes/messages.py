@@ -10,7 +10,8 @@ remember to clean up.
     {"event": "token", "token": 17, "index": 0}               index 0 comes from the prefill node, with the seal
     {"event": "landed", "at_s": 0.41}                         the whole KVCache is here; decoding starts
     {"event": "token", "token": 4, "index": 1} ...
-    {"event": "finish", "reason": "stop" | "length", "output_tokens": 2}
+    {"event": "token", "token": 9, "index": 2, "finish": "stop"}     the last one may say that it is, and why
+    {"event": "finish", "reason": "stop" | "length", "output_tokens": 3}
 
 ``POST /v1/prefill`` (a :class:`PrefillCall`) answers with
 

@@ -14,6 +14,9 @@ from prfaas_net.wire.handshake import Acceptor, Dialer, Hello, PeerIdentity
 
 __all__ = ["accept_handshake", "dial"]
 
+# How long a refused peer may take to read why.
+PARTING_S = 0.5
+
 
 async def _read_frame(sock: socket.socket) -> Frame:
     """Exactly one frame, so that nothing which follows it is taken from the socket."""
@@ -79,6 +82,20 @@ async def dial(
         raise
 
 
+async def _part(sock: socket.socket) -> None:
+    """Close our half and read what is still coming: closing with unread bytes would reset the connection, and
+    the refusal would be lost with it."""
+    sock.shutdown(socket.SHUT_WR)
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(PARTING_S):
+            for _ in range(64):
+                if not await loop.sock_recv(sock, 65536):
+                    return
+    except TimeoutError:
+        pass
+
+
 async def accept_handshake(sock: socket.socket, acceptor: Acceptor, *, timeout_s: float) -> Hello:
     """Shake hands with whoever connected; tells it why when it is refused.
 
@@ -93,6 +110,7 @@ async def accept_handshake(sock: socket.socket, acceptor: Acceptor, *, timeout_s
                     answer = acceptor.receive(await _read_frame(sock))
                 except PrfaasError as error:
                     await loop.sock_sendall(sock, acceptor.refuse(error))
+                    await _part(sock)
                     raise
                 await loop.sock_sendall(sock, answer)
             return acceptor.hello

@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import secrets
 import socket
 import threading
@@ -21,6 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from prfaas_net.clock import Clock, SystemClock
+from prfaas_net.config import is_loopback
 from prfaas_net.errors import CancelledByPeer, ConfigError, IncompatibleError, LinkError, PrfaasError
 from prfaas_net.kv.chunks import ChunkTable
 from prfaas_net.transport.driver import SessionDriver
@@ -158,7 +158,7 @@ class KvListener:
         Raises:
             ConfigError: the address is taken or not ours, or is open to others without a shared key.
         """
-        if self._key is None and not _is_loopback(host):
+        if self._key is None and not is_loopback(host):
             raise ConfigError(
                 f"will not listen on {host} without authentication",
                 expected="a loopback address, or a shared key",
@@ -374,10 +374,3 @@ class KvListener:
 def _resolve(future: asyncio.Future[Any], value: Any) -> None:
     if not future.done():
         future.set_result(value)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

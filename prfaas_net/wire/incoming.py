@@ -49,6 +49,7 @@ class IncomingTransfer:
         self.error: PrfaasError | None = None
         self.landed_bytes = 0
         self.corrupt_chunks = 0
+        self.corrupt: dict[int, int] = {}
         self.discarded_chunks = 0
         # The session that presented the ticket; a second one may not present it at the same time.
         self.owner: object | None = None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from prfaas_net.errors import (
     AuthError,
     BusyError,
+    CorruptionError,
     DeadlineError,
     PrfaasError,
     ProtocolError,
@@ -21,6 +22,9 @@ from prfaas_net.wire.states import Rx, RxEvent
 from prfaas_net.wire.tickets import Ticket, TicketSigner
 
 __all__ = ["Landing", "ReceivingSession", "Reservations"]
+
+# TCP lets about one packet in 300 million through damaged; the same chunk four times over is something else.
+MAX_CORRUPT_ATTEMPTS = 4
 
 
 class Reservations:
@@ -153,14 +157,31 @@ class ReceivingSession(Session):
             return
         self._heard_at = now
         if checksum != landing.checksum:
-            transfer.corrupt_chunks += 1
-            self._write(encode(FrameType.NACK, transfer=landing.handle, chunk=landing.chunk))
+            self._corrupt(landing, checksum)
             return
         transfer.machine.advance(RxEvent.LAND)
         transfer.checksums[landing.chunk] = checksum
         if transfer.landed.add(landing.chunk):
             transfer.landed_bytes += transfer.table.lengths[landing.chunk]
         self._try_complete(landing.handle)
+
+    def _corrupt(self, landing: Landing, found: int) -> None:
+        """Ask for the chunk again; a chunk that keeps coming wrong is not the network's doing."""
+        transfer, chunk = landing.transfer, landing.chunk
+        transfer.corrupt_chunks += 1
+        attempts = transfer.corrupt[chunk] = transfer.corrupt.get(chunk, 0) + 1
+        if attempts < MAX_CORRUPT_ATTEMPTS:
+            self._write(encode(FrameType.NACK, transfer=landing.handle, chunk=chunk))
+            return
+        error = CorruptionError(
+            f"a chunk came wrong {attempts} times",
+            expected=f"{landing.checksum:016x}",
+            found=f"{found:016x}",
+            do="check the memory and the network card of both hosts",
+            transfer=transfer.transfer_id,
+            chunk=chunk,
+        )
+        self.abort(transfer, error)
 
     def aborted(self, landing: Landing) -> None:
         """The connection died in the middle of a chunk; ask for it again."""

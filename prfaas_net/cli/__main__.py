@@ -1,0 +1,6 @@
+"""``python -m prfaas_net.cli``: the same as ``prfaas``."""
+
+from prfaas_net.cli.main import run
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,47 @@
+"""Entry point of ``prfaas``: the commands, and the one place where errors become one line and an exit code."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from prfaas_net import __version__
+from prfaas_net.cli import gateway, node, relay, up
+from prfaas_net.errors import PrfaasError
+
+__all__ = ["app", "run"]
+
+EXIT_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+app = typer.Typer(
+    name="prfaas",
+    help="Cross-datacenter prefill/decode disaggregation over Ethernet.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("up")(up.up)
+app.command("prefill")(node.prefill)
+app.command("decode")(node.decode)
+app.command("gateway")(gateway.gateway)
+app.command("relay")(relay.relay)
+
+
+@app.command("version")
+def version() -> None:
+    """Print the version."""
+    typer.echo(f"prfaas-net {__version__}")
+
+
+def run() -> None:
+    """Run a command; never a traceback for what a user can cause."""
+    try:
+        app()
+    except PrfaasError as error:
+        typer.secho(f"prfaas: {error.line()}", fg="red", err=True)
+        sys.exit(EXIT_ERROR)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)

@@ -1,0 +1,89 @@
+"""``prfaas prefill`` and ``prfaas decode``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from prfaas_net.cli.daemon import Stoppable, run_daemon
+from prfaas_net.cli.models import load_engine
+from prfaas_net.config import load_config
+from prfaas_net.nodes.config import NodeConfig
+from prfaas_net.nodes.decode import DecodeNode
+from prfaas_net.nodes.prefill import PrefillNode
+
+__all__ = ["decode", "prefill"]
+
+Config = Annotated[Path | None, typer.Option("--config", "-c", help="TOML file; flags and environment go over it.")]
+Model = Annotated[Path | None, typer.Option("--model", help="Hugging Face directory; default: the demo model.")]
+NodeId = Annotated[str | None, typer.Option("--node-id", help="Name of this node, unique in the fleet.")]
+Cluster = Annotated[str | None, typer.Option("--cluster", help="Cluster that this node belongs to.")]
+Listen = Annotated[str | None, typer.Option("--listen", help="Control address, HOST:PORT; port 0 picks one.")]
+KvListen = Annotated[str | None, typer.Option("--kv-listen", help="Address that takes KVCache, HOST:PORT.")]
+Advertise = Annotated[
+    list[str] | None,
+    typer.Option("--advertise", help="CLUSTER=HOST:PORT: what senders of that cluster dial instead. Repeatable."),
+]
+Arena = Annotated[str | None, typer.Option("--arena", help="Host memory for KVCache, such as 4GiB.")]
+Connections = Annotated[int | None, typer.Option("--connections", help="Data connections of a link.")]
+Budget = Annotated[str | None, typer.Option("--budget", help="Egress budget of a link, such as 10Gbps.")]
+
+
+def _load(role: str, config: Path | None, flags: dict[str, Any]) -> NodeConfig:
+    return load_config(NodeConfig, config, flags={"role": role, **flags}, env_prefix=f"PRFAAS_{role.upper()}__")
+
+
+def prefill(
+    config: Config = None,
+    model: Model = None,
+    node_id: NodeId = None,
+    cluster: Cluster = None,
+    listen: Listen = None,
+    arena: Arena = None,
+    connections: Connections = None,
+    budget: Budget = None,
+) -> None:
+    """Run a prefill node: prompts in, KVCache out over the KV stream."""
+    flags = {
+        "model": str(model) if model else None, "node_id": node_id, "cluster": cluster, "listen": listen,
+        "kv": {"arena": arena, "connections": connections, "budget": budget},
+    }  # fmt: skip
+    settings = _load("prefill", config, flags)
+    engine = load_engine(settings.model, prefill_chunk_tokens=settings.prefill_chunk_tokens)
+
+    async def start() -> tuple[Stoppable, dict[str, Any]]:
+        node = PrefillNode(settings, engine)
+        await node.start()
+        return node, {"node": settings.node_id, "address": node.control.address}
+
+    run_daemon(start)
+
+
+def decode(
+    config: Config = None,
+    model: Model = None,
+    node_id: NodeId = None,
+    cluster: Cluster = None,
+    listen: Listen = None,
+    kv_listen: KvListen = None,
+    advertise: Advertise = None,
+    arena: Arena = None,
+) -> None:
+    """Run a decode node: KVCache in, tokens out."""
+    names = dict(entry.partition("=")[::2] for entry in advertise or [])
+    flags = {
+        "model": str(model) if model else None, "node_id": node_id, "cluster": cluster, "listen": listen,
+        "kv": {"arena": arena, "listen": kv_listen, "advertise": names or None},
+    }  # fmt: skip
+    settings = _load("decode", config, flags)
+    engine = load_engine(settings.model, prefill_chunk_tokens=settings.prefill_chunk_tokens)
+
+    async def start() -> tuple[Stoppable, dict[str, Any]]:
+        node = DecodeNode(settings, engine)
+        await node.start()
+        kv_address = node.listener.address
+        return node, {"node": settings.node_id, "address": node.control.address, "kv_address": kv_address}
+
+    run_daemon(start)

@@ -1,0 +1,1 @@
+"""Prefill and decode nodes: daemons around an engine, on top of the KV stream."""

@@ -1,0 +1,166 @@
+"""A decode node: reserves memory, takes KVCache in, decodes from where it landed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from aiohttp import web
+
+from prfaas_net.aio import see_through
+from prfaas_net.errors import CancelledByPeer, IncompatibleError, InvalidRequest, ProtocolError
+from prfaas_net.kv import Manifest, RegionMap
+from prfaas_net.metrics import Metrics
+from prfaas_net.nodes.config import NodeConfig
+from prfaas_net.nodes.engine_api import DecodeSequence, Engine
+from prfaas_net.nodes.messages import DecodeCall, NodeInfo
+from prfaas_net.nodes.server import ControlServer, Emit, parse_call
+from prfaas_net.transport import Arena, ArenaBlock, Identity, Incoming, KvListener
+
+__all__ = ["DecodeNode"]
+
+
+class DecodeNode:
+    """Serves ``POST /v1/decode``.
+
+    A request's reservation has room for its prompt *and* for what it may generate: the landing place is the cache
+    that decoding appends to. Sequences take turns, a token each.
+    """
+
+    def __init__(self, config: NodeConfig, engine: Engine) -> None:
+        self.config = config
+        self.engine = engine
+        self.identity = Identity(config.node_id)
+        self.metrics = Metrics()
+        self.arena = Arena(config.kv.arena)
+        self.listener = KvListener(identity=self.identity, key=config.kv.key(), options=config.kv.options())
+        key = config.node_key.get_secret_value() if config.node_key else None
+        self.control = ControlServer(self.info, self.metrics, node_key=key)
+        self.control.app.router.add_post("/v1/decode", self._decode)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="decode")
+        self._running = self.metrics.gauge("decode_running_requests", "Requests that hold a reservation")
+        self._tokens = self.metrics.counter("decode_tokens", "Tokens decoded")
+        self._step_s = self.metrics.histogram("decode_step_seconds", "Time of one token, waiting for its turn included")
+        arena = self.metrics.gauge("kv_arena_used_bytes", "Bytes of the landing arena that are reserved")
+        arena.set_function(lambda: self.arena.used_bytes)
+
+    def info(self) -> NodeInfo:
+        return NodeInfo(
+            node_id=self.config.node_id,
+            boot_id=self.identity.boot_id,
+            cluster=self.config.cluster,
+            role="decode",
+            model=self.engine.model_name,
+            layout=self.engine.layout.fingerprint,
+            max_model_tokens=self.engine.max_model_tokens,
+            vocab_size=self.engine.vocab_size,
+            prefill_chunk_tokens=self.engine.prefill_chunk_tokens,
+        )
+
+    async def start(self) -> None:
+        """Open the KV port and the control port."""
+        await self.listener.start(*self.config.kv.listen)
+        await self.control.start(*self.config.listen)
+
+    async def close(self) -> None:
+        """Stop; whatever runs is cancelled, and its senders are told."""
+        await self.control.close()
+        await self.listener.close()
+        await asyncio.to_thread(self._pool.shutdown)
+
+    async def _decode(self, request: web.Request) -> web.StreamResponse:
+        call = await parse_call(DecodeCall, request)
+
+        async def job(emit: Emit) -> None:
+            with self._running.track_inprogress():
+                await self._run(call, emit)
+
+        return await self.control.run(request, job, deadline_s=call.deadline_s)
+
+    # -- one request --------------------------------------------------------------------------------------------
+
+    def _check(self, call: DecodeCall) -> None:
+        if call.layout != self.engine.layout.fingerprint:
+            raise IncompatibleError(
+                "the request is for another model or cache layout",
+                expected=f"layout {self.engine.layout.fingerprint} ({self.engine.model_name})",
+                found=call.layout,
+                do="serve the same checkpoint on every node",
+                request=call.request_id,
+            )
+        total = call.prompt_tokens + call.sampling.max_tokens
+        if total > self.engine.max_model_tokens:
+            raise InvalidRequest(
+                "the prompt and what it may generate exceed the model's length",
+                expected=f"at most {self.engine.max_model_tokens} tokens",
+                found=total,
+                do="shorten the prompt or lower max_tokens",
+                request=call.request_id,
+            )
+
+    def _endpoints(self, source_cluster: str) -> Sequence[tuple[str, int]]:
+        advertise = self.config.kv.advertise
+        return [advertise.get(source_cluster) or advertise.get("*") or self.listener.address]
+
+    async def _run(self, call: DecodeCall, emit: Emit) -> None:
+        self._check(call)
+        regions = RegionMap(self.engine.layout, call.prompt_tokens + call.sampling.max_tokens)
+        manifest = Manifest(
+            self.engine.layout, 0, call.prompt_tokens, call.chunk_tokens, max_chunk_bytes=self.config.kv.max_chunk
+        )
+        block = self.arena.reserve(regions.total_bytes)
+        incoming: Incoming | None = None
+        try:
+            incoming = self.listener.reserve(
+                manifest.table,
+                manifest.views(regions, block.view),
+                lifetime_s=call.deadline_s,
+                endpoints=self._endpoints(call.source_cluster),
+                manifest=manifest.to_json(),
+            )
+            emit({"event": "reserved", "ticket": incoming.ticket.to_json()})
+            await self._generate(call, incoming, regions, block.view, emit)
+        finally:
+            await see_through(self._give_back(call, incoming, block))
+
+    @staticmethod
+    async def _give_back(call: DecodeCall, incoming: Incoming | None, block: ArenaBlock) -> None:
+        """Nobody may write into the block any more before it is given back."""
+        if incoming is not None:
+            await incoming.abort(CancelledByPeer("the request was given up", request=call.request_id))
+        block.release()
+
+    async def _generate(
+        self, call: DecodeCall, incoming: Incoming, regions: RegionMap, buffer: memoryview, emit: Emit
+    ) -> None:
+        opened = time.monotonic()
+        seal = await incoming.sealed()
+        token, reason = seal.get("first_token"), seal.get("finish_reason")
+        if not isinstance(token, int) or not 0 <= token < self.engine.vocab_size:
+            raise ProtocolError("the seal has no first token", found=repr(token)[:40], request=call.request_id)
+        emit({"event": "token", "token": token, "index": 0})
+        await incoming.landed()
+        emit({"event": "landed", "at_s": time.monotonic() - opened})
+        n_tokens = 1
+        if reason is None:
+            sequence = self.engine.resume(call.prompt_tokens, call.sampling.sampling(), regions, buffer)
+            while reason is None:
+                token, reason = await self._step(sequence, token)
+                emit({"event": "token", "token": token, "index": n_tokens})
+                n_tokens += 1
+        emit({"event": "finish", "reason": reason, "output_tokens": n_tokens})
+
+    async def _step(self, sequence: DecodeSequence, token: int) -> tuple[int, str | None]:
+        loop = asyncio.get_running_loop()
+        started = time.monotonic()
+        step = loop.run_in_executor(self._pool, sequence.step, token)
+        try:
+            result = await asyncio.shield(step)
+        except asyncio.CancelledError:
+            await see_through(asyncio.wait([step]))  # it still writes into the reservation
+            raise
+        self._step_s.observe(time.monotonic() - started)
+        self._tokens.inc()
+        return result

@@ -1,0 +1,223 @@
+"""A prefill node: runs prompts and streams their KVCache away while it is being made."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from aiohttp import web
+
+from prfaas_net.aio import see_through
+from prfaas_net.errors import CancelledByPeer, IncompatibleError, InternalError, InvalidRequest
+from prfaas_net.kv import Manifest, RegionMap
+from prfaas_net.metrics import Metrics
+from prfaas_net.nodes.config import NodeConfig
+from prfaas_net.nodes.engine_api import Engine, PrefillResult
+from prfaas_net.nodes.messages import NodeInfo, PrefillCall, TransferReport
+from prfaas_net.nodes.server import ControlServer, Emit, parse_call
+from prfaas_net.transport import Arena, Identity, Outgoing
+from prfaas_net.transport.pool import LinkPool
+from prfaas_net.wire import SenderStats, Ticket
+
+__all__ = ["PrefillNode"]
+
+
+class _Sink:
+    """Turns "this layer holds every row before that token" into chunks for the link. In the engine's thread."""
+
+    def __init__(self, manifest: Manifest, outgoing: Outgoing, on_tokens: Callable[[int], None]) -> None:
+        self._outgoing = outgoing
+        self._on_tokens = on_tokens
+        self._cancelled = threading.Event()
+        # Chunks of each layer that are not ready, the next one last.
+        self._left: dict[int, list[tuple[int, int]]] = {}
+        for chunk in reversed(manifest.chunks):
+            self._left.setdefault(chunk.layer_index, []).append((chunk.stop_token, chunk.index))
+        self._reached = dict.fromkeys(self._left, 0)
+
+    def emit(self, layer_index: int, stop_token: int) -> None:
+        left = self._left[layer_index]
+        while left and left[-1][0] <= stop_token:
+            self._outgoing.ready(left.pop()[1])
+        self._reached[layer_index] = stop_token
+        if layer_index == max(self._reached):
+            self._on_tokens(stop_token)
+
+    def cancelled(self) -> bool:
+        return self._cancelled.is_set() or self._outgoing.transfer.error is not None
+
+    def cancel(self) -> None:
+        self._cancelled.set()
+
+    def check_complete(self) -> None:
+        """
+        Raises:
+            InternalError: the engine did not emit all that the manifest promises.
+        """
+        missing = {layer: len(left) for layer, left in self._left.items() if left}
+        if missing:
+            raise InternalError("the engine left chunks out", found=f"missing chunks by layer: {missing}")
+
+
+class PrefillNode:
+    """Serves ``POST /v1/prefill``. Prompts run one after the other, in order of arrival.
+
+    A prompt's state is held in the node's arena until the receiver has all of it; the next prompt is run while the
+    last bytes of the one before are still on their way.
+    """
+
+    def __init__(self, config: NodeConfig, engine: Engine) -> None:
+        self.config = config
+        self.engine = engine
+        self.identity = Identity(config.node_id)
+        self.metrics = Metrics()
+        self.arena = Arena(config.kv.arena)
+        self.links = LinkPool(identity=self.identity, key=config.kv.key(), options=config.kv.options())
+        key = config.node_key.get_secret_value() if config.node_key else None
+        self.control = ControlServer(self.info, self.metrics, node_key=key)
+        self.control.app.router.add_post("/v1/prefill", self._prefill)
+        self._slot = asyncio.Semaphore(1)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="prefill")
+        self._waiting = self.metrics.gauge("prefill_queue_requests", "Prompts waiting for the engine")
+        self._tokens = self.metrics.counter("prefill_tokens", "Prompt tokens run")
+        self._bytes = self.metrics.counter("kv_sent_bytes", "KVCache bytes delivered", ("kind",))
+        self._resent = self.metrics.counter("kv_resent_chunks", "Chunks that were sent more than once")
+        self._prefill_s = self.metrics.histogram("prefill_seconds", "Time in the engine")
+        self._exposed_s = self.metrics.histogram("kv_exposed_seconds", "End of prefill to last byte confirmed")
+
+    def info(self) -> NodeInfo:
+        return NodeInfo(
+            node_id=self.config.node_id,
+            boot_id=self.identity.boot_id,
+            cluster=self.config.cluster,
+            role="prefill",
+            model=self.engine.model_name,
+            layout=self.engine.layout.fingerprint,
+            max_model_tokens=self.engine.max_model_tokens,
+            vocab_size=self.engine.vocab_size,
+            prefill_chunk_tokens=self.engine.prefill_chunk_tokens,
+        )
+
+    async def start(self) -> None:
+        """Open the control port."""
+        await self.control.start(*self.config.listen)
+
+    async def close(self) -> None:
+        """Stop; whatever runs is aborted at its receiver."""
+        await self.control.close()
+        await self.links.close()
+        await asyncio.to_thread(self._pool.shutdown)
+
+    async def _prefill(self, request: web.Request) -> web.StreamResponse:
+        call = await parse_call(PrefillCall, request)
+
+        async def job(emit: Emit) -> None:
+            await self._run(call, emit)
+
+        return await self.control.run(request, job, deadline_s=call.deadline_s)
+
+    # -- one prompt ---------------------------------------------------------------------------------------------
+
+    def _check(self, call: PrefillCall) -> tuple[Ticket, Manifest]:
+        ticket = Ticket.from_json(call.ticket)
+        manifest = Manifest.from_json(ticket.manifest, self.engine.layout)
+        if manifest.stop_token != len(call.token_ids):
+            raise InvalidRequest(
+                "the ticket is for a prompt of another length",
+                expected=manifest.stop_token,
+                found=len(call.token_ids),
+                request=call.request_id,
+            )
+        if manifest.start_token:
+            raise IncompatibleError("this node cannot start from a cached prefix", found=manifest.start_token)
+        return ticket, manifest
+
+    async def _run(self, call: PrefillCall, emit: Emit) -> None:
+        ticket, manifest = self._check(call)
+        arrived = time.monotonic()
+        with self._waiting.track_inprogress():
+            await self._slot.acquire()
+        holds_slot = True
+        queued_s = time.monotonic() - arrived
+        outgoing: Outgoing | None = None
+        block = None
+        try:
+            emit({"event": "started", "queued_s": queued_s})
+            link = await self.links.get(ticket)
+            regions = RegionMap(self.engine.layout, manifest.stop_token)
+            block = self.arena.reserve(regions.total_bytes)
+            views = manifest.views(regions, block.view)
+            outgoing = link.open(ticket, manifest.table, views, lifetime_s=call.deadline_s)
+            started = time.monotonic()
+            result = await self._compute(call, manifest, regions, block.view, outgoing, emit)
+            prefill_s = time.monotonic() - started
+            outgoing.seal({"first_token": result.first_token, "finish_reason": result.finish_reason})
+            emit({"event": "prefilled", "prefill_s": prefill_s})
+            self._slot.release()
+            holds_slot = False
+            stats = await outgoing.wait()
+            emit({"event": "done", "report": self._report(call, manifest, stats, queued_s, prefill_s).model_dump()})
+        finally:
+            if outgoing is not None:
+                outgoing.abort(CancelledByPeer("the prefill was given up", request=call.request_id))
+            if holds_slot:
+                self._slot.release()
+            if block is not None:
+                block.release()
+
+    async def _compute(
+        self,
+        call: PrefillCall,
+        manifest: Manifest,
+        regions: RegionMap,
+        buffer: memoryview,
+        outgoing: Outgoing,
+        emit: Emit,
+    ) -> PrefillResult:
+        loop = asyncio.get_running_loop()
+
+        def on_tokens(n_tokens: int) -> None:
+            loop.call_soon_threadsafe(emit, {"event": "progress", "tokens": n_tokens})
+
+        sink = _Sink(manifest, outgoing, on_tokens)
+        sampling = call.sampling.sampling()
+        run = loop.run_in_executor(self._pool, self.engine.prefill, call.token_ids, sampling, regions, buffer, sink)
+        try:
+            result = await asyncio.shield(run)
+        except asyncio.CancelledError:
+            # The engine's thread still writes into the buffer: it is told to stop, and waited for.
+            sink.cancel()
+            await see_through(asyncio.wait([run]))
+            raise
+        if result is None:
+            raise outgoing.transfer.error or CancelledByPeer("the transfer was cancelled", request=call.request_id)
+        sink.check_complete()
+        self._tokens.inc(len(call.token_ids))
+        return result
+
+    def _report(
+        self, call: PrefillCall, manifest: Manifest, stats: SenderStats, queued_s: float, prefill_s: float
+    ) -> TransferReport:
+        assert stats.done_s is not None
+        assert stats.sealed_s is not None
+        assert stats.first_sent_s is not None
+        exposed_s = stats.done_s - stats.sealed_s
+        for kind, n_bytes in manifest.kv_bytes.items():
+            self._bytes.labels(kind.value).inc(n_bytes)
+        self._resent.inc(stats.resent_chunks)
+        self._prefill_s.observe(prefill_s)
+        self._exposed_s.observe(exposed_s)
+        return TransferReport(
+            request_id=call.request_id,
+            prompt_tokens=manifest.stop_token,
+            kv_bytes={kind.value: n_bytes for kind, n_bytes in manifest.kv_bytes.items()},
+            connections=len(stats.lanes),
+            resent_chunks=stats.resent_chunks,
+            queued_s=queued_s,
+            prefill_s=prefill_s,
+            transfer_s=stats.done_s - stats.first_sent_s,
+            exposed_s=exposed_s,
+        )

@@ -1,0 +1,182 @@
+"""What both kinds of node share: the control port, its authentication, and answers as streams of JSON lines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import orjson
+from aiohttp import web
+from pydantic import BaseModel, ValidationError
+
+from prfaas_net.config import is_loopback
+from prfaas_net.errors import (
+    AuthError,
+    ConfigError,
+    DeadlineError,
+    InternalError,
+    InvalidRequest,
+    PrfaasError,
+    error_from_wire,
+)
+from prfaas_net.metrics import CONTENT_TYPE, Metrics
+from prfaas_net.nodes.auth import check_control_token
+from prfaas_net.nodes.messages import NodeInfo
+
+__all__ = ["ControlServer", "Emit", "Job", "parse_call"]
+
+Emit = Callable[[dict[str, Any]], None]
+Job = Callable[[Emit], Awaitable[None]]
+_Call = TypeVar("_Call", bound=BaseModel)
+
+# A 128K-token prompt is about 1 MB of JSON.
+MAX_CALL_BYTES = 256 << 20
+
+
+async def parse_call(model: type[_Call], request: web.Request) -> _Call:
+    """The body of a control call.
+
+    Raises:
+        InvalidRequest: it is not what the call expects; names the field.
+    """
+    try:
+        return model.model_validate(orjson.loads(await request.read()))
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest("the body is not JSON", found=str(error)) from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"])) or "body"
+        raise InvalidRequest(f"{place}: {first['msg']}", found=repr(first.get("input"))[:80]) from error
+
+
+class ControlServer:
+    """The control port of a node.
+
+    Args:
+        info: answers ``GET /v1/node``.
+        node_key: what callers must prove to hold; None only on loopback.
+    """
+
+    def __init__(self, info: Callable[[], NodeInfo], metrics: Metrics, *, node_key: str | None) -> None:
+        self.address: tuple[str, int] = ("", 0)
+        self._info = info
+        self._metrics = metrics
+        self._node_key = node_key
+        self._jobs: set[asyncio.Task[None]] = set()
+        self._runner: web.AppRunner | None = None
+        self.app = web.Application(client_max_size=MAX_CALL_BYTES, middlewares=[self._guard])
+        self.app.router.add_get("/v1/node", self._node)
+        self.app.router.add_get("/health", self._health)
+        self.app.router.add_get("/metrics", self._render_metrics)
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    async def start(self, host: str, port: int) -> None:
+        """
+        Raises:
+            ConfigError: the address is taken or not ours, or is open to others without a key.
+        """
+        if self._node_key is None and not is_loopback(host):
+            raise ConfigError(
+                f"will not listen on {host} without authentication",
+                expected="a loopback address, or a node key",
+                do="set node_key on the nodes and the gateways",
+            )
+        # Closing the response is how a caller cancels, so a handler must be told of it.
+        self._runner = web.AppRunner(self.app, handler_cancellation=True, access_log=None, shutdown_timeout=0.5)
+        await self._runner.setup()
+        try:
+            site = web.TCPSite(self._runner, host, port)
+            await site.start()
+        except OSError as error:
+            await self._runner.cleanup()
+            raise ConfigError(
+                f"port in use: cannot listen on {host}:{port}",
+                found=error.strerror,
+                do="stop what uses it or choose another port",
+            ) from error
+        self.address = self._runner.addresses[0][:2]
+
+    async def close(self) -> None:
+        """Stop listening; cancel what runs and wait until it has let go of everything."""
+        jobs = tuple(self._jobs)
+        for job in jobs:
+            job.cancel()
+        await asyncio.gather(*jobs, return_exceptions=True)
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    # -- calls --------------------------------------------------------------------------------------------------
+
+    async def run(self, request: web.Request, job: Job, *, deadline_s: float) -> web.StreamResponse:
+        """Run ``job`` and answer with the events it emits. The open response owns the job.
+
+        The job runs in a task of its own: when the caller leaves, it is cancelled and finishes its cleaning up
+        however long that takes, while this handler is gone.
+        """
+        events: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        task = asyncio.create_task(self._guarded(job, events, deadline_s))
+        self._jobs.add(task)
+        task.add_done_callback(self._jobs.discard)
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        try:
+            first = await events.get()
+            if first is not None and first.get("event") == "error":
+                return self._refuse(first["error"])
+            await response.prepare(request)
+            while first is not None:
+                await response.write(orjson.dumps(first) + b"\n")
+                first = await events.get()
+            await response.write_eof()
+        except ConnectionResetError:
+            pass  # the caller left; so does the job
+        finally:
+            task.cancel()
+        return response
+
+    @staticmethod
+    async def _guarded(job: Job, events: asyncio.Queue[dict[str, Any] | None], deadline_s: float) -> None:
+        """Whatever happens to the job, its caller is told, and told that it is over."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                await job(events.put_nowait)
+        except PrfaasError as error:
+            events.put_nowait({"event": "error", "error": error.to_wire()})
+        except TimeoutError:
+            overdue = DeadlineError(f"the call's time of {deadline_s:.1f} s is up")
+            events.put_nowait({"event": "error", "error": overdue.to_wire()})
+        except Exception as error:
+            bug = InternalError("the node failed", found=f"{type(error).__name__}: {error}")
+            events.put_nowait({"event": "error", "error": bug.to_wire()})
+            raise
+        finally:
+            events.put_nowait(None)
+
+    @staticmethod
+    def _refuse(body: dict[str, Any], status: int | None = None) -> web.Response:
+        return web.Response(
+            status=status or error_from_wire(body).http_status, body=orjson.dumps(body), content_type="application/json"
+        )
+
+    @web.middleware
+    async def _guard(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        closed = self._node_key is not None and request.path not in ("/health", "/metrics")
+        if closed and not check_control_token(request.headers.get("Authorization"), self._node_key or ""):
+            error = AuthError("the caller could not prove that it holds the node key", do="set node_key on both")
+            return self._refuse(error.to_wire(), 401)
+        try:
+            return await handler(request)
+        except PrfaasError as error:
+            return self._refuse(error.to_wire())
+
+    async def _node(self, request: web.Request) -> web.Response:
+        return web.Response(body=self._info().model_dump_json(), content_type="application/json")
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
+    async def _render_metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=self._metrics.render(), headers={"Content-Type": CONTENT_TYPE})

@@ -1,0 +1,81 @@
+"""Links kept warm: one for each receiver, dialled once however many ask for it at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from prfaas_net.errors import LinkError
+from prfaas_net.transport.link import Identity, SenderLink
+from prfaas_net.transport.options import LinkOptions
+from prfaas_net.wire import Ticket, Timers
+
+__all__ = ["LinkPool"]
+
+_Endpoints = tuple[tuple[str, int], ...]
+
+
+class LinkPool:
+    """Links of one sender."""
+
+    def __init__(
+        self, *, identity: Identity, key: bytes | None, options: LinkOptions, timers: Timers | None = None
+    ) -> None:
+        self._identity = identity
+        self._key = key
+        self._options = options
+        self._timers = timers or Timers()
+        self._links: dict[_Endpoints, SenderLink] = {}
+        self._dialling: dict[_Endpoints, asyncio.Task[SenderLink]] = {}
+
+    @property
+    def links(self) -> tuple[SenderLink, ...]:
+        """Links that are up."""
+        return tuple(link for link in self._links.values() if link.alive)
+
+    async def get(self, ticket: Ticket) -> SenderLink:
+        """A live link to whoever issued the ticket.
+
+        Raises:
+            LinkError: it cannot be reached, or has restarted since (its tickets are void).
+            PrfaasError: it refused.
+        """
+        link = self._links.get(ticket.endpoints)
+        if link is None or not link.alive:
+            link = await self._dial(ticket.endpoints)
+        if link.peer.boot_id != ticket.boot_id:
+            raise LinkError(
+                "the receiver has restarted since it issued the ticket",
+                expected=f"boot {ticket.boot_id[:8]}",
+                found=f"boot {link.peer.boot_id[:8]}",
+                do="reserve again",
+                transfer=ticket.transfer_id,
+            )
+        return link
+
+    async def _dial(self, endpoints: _Endpoints) -> SenderLink:
+        task = self._dialling.get(endpoints)
+        if task is None:
+            task = self._dialling[endpoints] = asyncio.create_task(self._connect(endpoints))
+            task.add_done_callback(lambda done: self._dialled(endpoints, done))
+        # A caller that gives up must not take the link away from the others.
+        return await asyncio.shield(task)
+
+    async def _connect(self, endpoints: Sequence[tuple[str, int]]) -> SenderLink:
+        return await SenderLink.connect(
+            endpoints, identity=self._identity, key=self._key, options=self._options, timers=self._timers
+        )
+
+    def _dialled(self, endpoints: _Endpoints, task: asyncio.Task[SenderLink]) -> None:
+        del self._dialling[endpoints]
+        if not task.cancelled() and task.exception() is None:
+            self._links[endpoints] = task.result()
+
+    async def close(self) -> None:
+        """End every link."""
+        dialling = tuple(self._dialling.values())
+        for task in dialling:
+            task.cancel()
+        await asyncio.gather(*dialling, return_exceptions=True)
+        await asyncio.gather(*(link.close() for link in self._links.values()))
+        self._links.clear()
