@@ -94,9 +94,14 @@ class Answer:
             self._run.stop()
             self._run.record.finish_reason = "stop"
             return Piece(event.token, text, "stop")
+        if event.finish is not None and event.index == 0:
+            # Nothing will be decoded: neither the client nor we need wait for the KVCache to land.
+            self._run.record.finish_reason = event.finish
+            return self._last(event.token, text, event.finish)
         # The finish event follows the last token at once. Joining the two keeps one chunk a token, which clients
         # count on; a finish that is still on its way gets a piece of its own instead of delaying the token.
-        if event.index + 1 < self._run.request.sampling.max_tokens and not self._run.finish_is_here:
+        last = event.finish is not None or event.index + 1 >= self._run.request.sampling.max_tokens
+        if not last and not self._run.finish_is_here:
             return Piece(event.token, text)
         finish = await self._run.next()
         if not isinstance(finish, Finish):

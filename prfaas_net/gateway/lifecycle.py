@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 # When one node says "the other side cancelled", the cause is on the other side and arrives within a round trip or
 # two. So long it may take to be preferred.
 ROOT_CAUSE_WAIT_S = 0.25
+FINISH_REASONS = ("stop", "length")
 
 
 @dataclass(frozen=True)
@@ -60,10 +61,16 @@ class ServingRequest:
 
 @dataclass(frozen=True)
 class Token:
-    """One token of the answer; ``index`` counts from 0."""
+    """One token of the answer.
+
+    Attributes:
+        index: counts from 0.
+        finish: why it is the last one, where the node said so along with it.
+    """
 
     token: int
     index: int
+    finish: str | None = None
 
 
 @dataclass(frozen=True)
@@ -131,7 +138,7 @@ class Run:
 
     def abort(self, error: PrfaasError) -> None:
         """End the run with this error, whatever it is waiting for. The first error counts."""
-        if self._scope is not None and self.failure is None:
+        if self._scope is not None and self.failure is None and not self._scope.expired():
             self.failure = error
             self._scope.reschedule(asyncio.get_running_loop().time())
 
@@ -216,17 +223,19 @@ class Run:
             self.abort(InternalError("following the prefill failed", found=repr(error)))
 
     def _token(self, event: dict[str, Any]) -> Token:
-        token, index = event.get("token"), event.get("index")
+        token, index, finish = event.get("token"), event.get("index"), event.get("finish")
+        if finish not in (None, *FINISH_REASONS):
+            raise self._unexpected(event, "a finish reason that is known")
         if type(token) is not int or token < 0 or index != self.record.output_tokens:
             raise self._unexpected(event, f"token {self.record.output_tokens} of the answer")
         if index == 0:
             self.reached("first_token")
             self.record.ttft_s = self.record.stages_s["first_token"]
         self.record.output_tokens += 1
-        return Token(token, index)
+        return Token(token, index, finish)
 
     def _finish(self, event: dict[str, Any]) -> Finish:
-        if event.get("reason") not in ("stop", "length") or self.record.output_tokens == 0:
+        if event.get("reason") not in FINISH_REASONS or self.record.output_tokens == 0:
             raise self._unexpected(event, "a finish reason, after at least one token")
         self.record.finish_reason = str(event["reason"])
         self.reached("finished")

@@ -70,7 +70,7 @@ class Bench:
 OpenBench = Callable[..., AbstractAsyncContextManager[Bench]]
 
 
-def config_for(fleet: FakeFleet, **settings: Any) -> GatewayConfig:
+def config_for(fleet: FakeFleet, /, **settings: Any) -> GatewayConfig:
     """A configuration for a fleet, on a free port."""
     defaults: dict[str, Any] = {
         "http": {"port": 0},

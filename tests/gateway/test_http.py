@@ -1,0 +1,267 @@
+"""The HTTP surface: what bad input gets, and what operators ask for."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from .conftest import Bench, open_bench
+from .fakes import Script
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+USER = {"role": "user", "content": "Hi"}
+
+BAD: list[tuple[str, str, Any, int, str | None, str]] = [
+    ("malformed", COMPLETIONS, b'{"prompt": ', 400, None, "not valid JSON"),
+    ("no utf-8", COMPLETIONS, b'{"prompt": "\xff"}', 400, None, "not valid JSON"),
+    ("empty body", COMPLETIONS, b"", 400, None, "not valid JSON"),
+    ("not an object", COMPLETIONS, [1, 2], 400, None, "not a JSON object"),
+    ("no prompt", COMPLETIONS, {}, 400, "prompt", "empty"),
+    ("empty prompt", COMPLETIONS, {"prompt": ""}, 400, "prompt", "empty"),
+    ("empty list", COMPLETIONS, {"prompt": []}, 400, "prompt", "empty"),
+    ("empty list inside", COMPLETIONS, {"prompt": [[]]}, 400, "prompt", "empty"),
+    ("prompt number", COMPLETIONS, {"prompt": 5}, 400, "prompt", "a string or a list of token ids"),
+    ("prompt bools", COMPLETIONS, {"prompt": [True]}, 400, "prompt", "a list of mixed types"),
+    ("prompt floats", COMPLETIONS, {"prompt": [1.5]}, 400, "prompt", "a list of mixed types"),
+    ("two prompts", COMPLETIONS, {"prompt": ["a", "b"]}, 400, "prompt", "2 prompts"),
+    ("token too big", COMPLETIONS, {"prompt": [1, 300]}, 400, "prompt", "prompt[1]"),
+    ("token negative", COMPLETIONS, {"prompt": [-1]}, 400, "prompt", "prompt[0]"),
+    ("too long", COMPLETIONS, {"prompt": "x" * 4096}, 400, "prompt", "too long for this model"),
+    ("too long ids", COMPLETIONS, {"prompt": [7] * 5000}, 400, "prompt", "at most 4096 tokens"),
+    ("too many tokens", COMPLETIONS, {"prompt": "x", "max_tokens": 4096}, 400, "prompt", "max_tokens together"),
+    ("n", COMPLETIONS, {"prompt": "x", "n": 2}, 400, "n", "not supported yet"),
+    ("best_of", COMPLETIONS, {"prompt": "x", "best_of": 3}, 400, "best_of", "not supported yet"),
+    ("logprobs", COMPLETIONS, {"prompt": "x", "logprobs": 1}, 400, "logprobs", "leave logprobs out"),
+    ("max_tokens text", COMPLETIONS, {"prompt": "x", "max_tokens": "5"}, 400, "max_tokens", "valid integer"),
+    ("max_tokens zero", COMPLETIONS, {"prompt": "x", "max_tokens": 0}, 400, "max_tokens", "greater than or equal"),
+    ("temperature", COMPLETIONS, {"prompt": "x", "temperature": -1}, 400, "temperature", "greater than or equal"),
+    ("top_p", COMPLETIONS, {"prompt": "x", "top_p": 0}, 400, "top_p", "greater than 0"),
+    ("stream text", COMPLETIONS, {"prompt": "x", "stream": "yes"}, 400, "stream", "valid boolean"),
+    ("seed float", COMPLETIONS, {"prompt": "x", "seed": 1.5}, 400, "seed", "valid integer"),
+    ("stop number", COMPLETIONS, {"prompt": "x", "stop": 3}, 400, "stop", "a string or up to 16"),
+    ("stop empty", COMPLETIONS, {"prompt": "x", "stop": [""]}, 400, "stop", "1 to 1024 characters"),
+    ("stop many", COMPLETIONS, {"prompt": "x", "stop": ["a"] * 17}, 400, "stop", "up to 16"),
+    ("options alone", COMPLETIONS, {"prompt": "x", "stream_options": {}}, 400, "stream_options", "stream: true"),
+    (
+        "nested field", COMPLETIONS, {"prompt": "x", "stream": True, "stream_options": {"include_usage": 3}}, 400,
+        "stream_options.include_usage", "valid boolean",
+    ),
+    ("model number", COMPLETIONS, {"prompt": "x", "model": 3}, 400, "model", "valid string"),
+    ("other model", COMPLETIONS, {"prompt": "x", "model": "gpt-9"}, 404, "model", "no such model"),
+    ("no messages", CHAT, {}, 400, "messages", "at least one message"),
+    ("messages text", CHAT, {"messages": "Hi"}, 400, "messages", "at least one message"),
+    ("message text", CHAT, {"messages": ["Hi"]}, 400, "messages[0]", "an object"),
+    ("role", CHAT, {"messages": [{"role": "king", "content": "Hi"}]}, 400, "messages[0].role", "'king'"),
+    ("content", CHAT, {"messages": [{"role": "user", "content": 3}]}, 400, "messages[0].content", "int"),
+    (
+        "image", CHAT, {"messages": [USER, {"role": "user", "content": [{"type": "image_url"}]}]}, 400,
+        "messages[1].content[0]", "image_url",
+    ),
+    ("no text", CHAT, {"messages": [{"role": "user", "content": None}]}, 400, "messages", "empty"),
+    ("chat too long", CHAT, {"messages": [{"role": "user", "content": "x" * 4096}]}, 400, "messages", "too long"),
+    ("tools", CHAT, {"messages": [USER], "tools": [{"type": "function"}]}, 400, "tools", "not supported yet"),
+    ("oversized", COMPLETIONS, {"prompt": "x" * (40 << 10)}, 413, None, "too large"),
+    ("no such path", "/v1/embeddings", {}, 404, None, "/v1/embeddings"),
+    ("wrong method", "/v1/models", {}, 405, None, "GET"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param", "words"), [row[1:] for row in BAD], ids=[row[0] for row in BAD]
+)
+async def test_bad_input(path: str, body: Any, status: int, param: str | None, words: str) -> None:
+    """Bad input gets one clear line in OpenAI's shape, names the field, and reaches no node."""
+    async with open_bench(max_body="32KiB") as bench:
+        found, answer, _ = await bench.post(path, body)
+        error = answer["error"]
+        assert (found, error["param"]) == (status, param), answer
+        assert words in error["message"] and "\n" not in error["message"]
+        assert error["type"] == "invalid_request_error"
+        assert isinstance(error["code"], str)
+        assert not any(node.calls for node in bench.fleet.nodes)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": "Hi", "user": "me", "kv_transfer_params": {"a": 1}, "min_tokens": 2, "cache_salt": None},
+        {"prompt": ["Hi"]},
+        {"prompt": [[72, 105]]},
+        {"prompt": "Hi", "n": 1, "logprobs": None, "echo": False, "presence_penalty": 0.0, "top_k": -1},
+        {"prompt": "Hi", "repetition_penalty": 1.0, "stop": None, "stream": None, "suffix": None},
+        {"prompt": "Hi", "temperature": 0, "top_p": 1, "response_format": {"type": "text"}},
+    ],
+)
+async def test_what_clients_really_send_passes(bench: Bench, body: dict[str, Any]) -> None:
+    """Unknown fields and neutral values are no reason to refuse."""
+    status, answer, _ = await bench.post(COMPLETIONS, body)
+    assert status == 200, answer
+    assert bench.fleet.near.calls[0]["token_ids"] == [72, 105]
+
+
+async def test_sampling_reaches_both_nodes(bench: Bench) -> None:
+    """Both nodes draw with the same settings, so that either could make any token."""
+    body = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "seed": -3, "max_tokens": 7, "ignore_eos": True}
+    await bench.complete(**body)
+    expected = {**body, "seed": (1 << 64) - 3}
+    assert bench.fleet.near.calls[0]["sampling"] == expected
+    assert bench.fleet.decode.calls[0]["sampling"] == expected
+
+
+async def test_default_sampling(bench: Bench) -> None:
+    """OpenAI's defaults; without a seed each request draws its own."""
+    await bench.complete()
+    await bench.complete()
+    first, second = (call["sampling"] for call in bench.fleet.decode.calls)
+    assert (first["temperature"], first["top_p"], first["max_tokens"]) == (1.0, 1.0, 16)
+    assert first["seed"] != second["seed"]
+
+
+async def test_chat_bound_is_cut_to_the_model(bench: Bench) -> None:
+    """A chat that names no bound gets a sensible one, and never more than fits."""
+    for size, expected in ((10, 256), (4000, 4096 - 4000 - len("<user><assistant>"))):
+        await bench.post(CHAT, {"messages": [{"role": "user", "content": "x" * size}]})
+        assert bench.fleet.decode.calls[-1]["sampling"]["max_tokens"] == expected
+
+
+async def test_min_tokens_at_the_bound_ignores_the_end(bench: Bench) -> None:
+    """Where min_tokens equals max_tokens, going on after an end token is what was asked for."""
+    await bench.complete(min_tokens=5, max_tokens=5)
+    assert bench.fleet.decode.calls[0]["sampling"]["ignore_eos"] is True
+
+
+async def test_request_id_is_kept_and_unique_inside(bench: Bench) -> None:
+    """The client's id comes back; nodes see one that holds it and is never used twice."""
+    for _ in range(2):
+        _, _, headers = await bench.post(COMPLETIONS, {"prompt": "Hi"}, headers={"X-Request-ID": "mine-1"})
+        assert headers["X-Request-ID"] == "mine-1"
+    seen = [call["request_id"] for call in bench.fleet.decode.calls]
+    assert len(set(seen)) == 2 and all(name.startswith("mine-1-") for name in seen)
+    assert [call["request_id"] for call in bench.fleet.near.calls] == seen
+
+
+@pytest.mark.parametrize("given", ["", "with space", "x" * 101, "caf\u00e9"])
+async def test_unfit_request_id_is_replaced(bench: Bench, given: str) -> None:
+    """An id that would break a log line is not kept."""
+    _, _, headers = await bench.post(COMPLETIONS, {"prompt": ""}, headers={"X-Request-ID": given})
+    assert len(headers["X-Request-ID"]) == 32
+
+
+async def test_health_says_what_is_missing(bench: Bench) -> None:
+    """200 only while both roles are up; the body names what is not."""
+    status, body = await bench.get("/health")
+    assert (status, body["status"], body["missing"]) == (200, "ok", [])
+    assert [(n["node"], n["cluster"], n["role"], n["up"]) for n in body["nodes"]] == [
+        ("prfaas-0", "prfaas", "prefill", True),
+        ("pd-prefill-0", "pd", "prefill", True),
+        ("pd-decode-0", "pd", "decode", True),
+    ]
+    bench.fleet.decode.healthy = False
+    async with asyncio.timeout(5):
+        while (await bench.get("/health"))[0] == 200:
+            await bench.fleet.decode.next_polls(1)
+    _, body = await bench.get("/health")
+    assert body["missing"] == ["decode node"]
+    assert "not ready" in body["nodes"][2]["problem"]
+    assert (await bench.get("/live")) == (200, {"status": "ok"})
+
+
+async def test_metrics(bench: Bench) -> None:
+    """What was served is counted, by where it was prefilled."""
+    await bench.complete(max_tokens=5)
+    await bench.complete(prompt="x" * 150, max_tokens=2)
+    await bench.post(COMPLETIONS, {"prompt": ""})
+    await bench.post("/some/scanner/path", {})
+    assert await bench.metric("prfaas_requests_total", route=COMPLETIONS, status="200") == 2
+    assert await bench.metric("prfaas_requests_total", route=COMPLETIONS, status="400") == 1
+    assert await bench.metric("prfaas_requests_total", route="unmatched", status="404") == 1
+    assert await bench.metric("prfaas_offloaded_requests_total", cluster="prfaas") == 1
+    assert await bench.metric("prfaas_offloaded_requests_total", cluster="pd") == 0
+    assert await bench.metric("prfaas_tokens_total", kind="prompt") == 152
+    assert await bench.metric("prfaas_tokens_total", kind="output") == 7
+    assert await bench.metric("prfaas_ttft_seconds_count", cluster="prfaas") == 1
+    assert await bench.metric("prfaas_request_duration_seconds_count", route=COMPLETIONS) == 3
+    async with bench.http.get(f"{bench.gateway.url}/metrics") as answer:
+        text = await answer.text()
+    assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    assert 'prfaas_offloaded_requests_total{cluster="prfaas"} 1.0' in text
+
+
+async def test_version_and_models(bench: Bench) -> None:
+    """What runs here, and how long a sequence it takes."""
+    status, body = await bench.get("/version")
+    assert status == 200 and body["version"]
+    _, models = await bench.get("/v1/models")
+    assert models["data"][0]["max_model_len"] == 4096
+
+
+async def test_api_keys() -> None:
+    """With keys set, /v1/ asks for one and probes stay open."""
+    async with open_bench(api_keys=["correct-horse", "battery-staple"]) as bench:
+        for header in ({}, {"Authorization": "Bearer wrong-key"}, {"Authorization": "battery-staple"}):
+            status, answer, headers = await bench.post(COMPLETIONS, {"prompt": "Hi"}, headers=dict(header))
+            assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
+            assert headers["WWW-Authenticate"] == "Bearer"
+        key = {"Authorization": "Bearer battery-staple"}
+        status, _, _ = await bench.post(COMPLETIONS, {"prompt": "Hi"}, headers=key)
+        assert status == 200
+        assert (await bench.get("/health"))[0] == 200
+
+
+async def test_too_many_at_once() -> None:
+    """The bound on requests in flight answers 429, and is free again afterwards."""
+    async with open_bench(max_concurrent_requests=1) as bench:
+        script = bench.fleet.decode.script = Script(hold_at=0)
+        first = asyncio.create_task(bench.post(COMPLETIONS, {"prompt": "Hi"}))
+        await script.gate.reached.wait()
+        status, answer, headers = await bench.post(COMPLETIONS, {"prompt": "Hi"})
+        assert (status, answer["error"]["type"]) == (429, "rate_limit_error")
+        assert headers["Retry-After"] == "1"
+        script.gate.go_on.set()
+        assert (await first)[0] == 200
+        assert (await bench.post(COMPLETIONS, {"prompt": "Hi"}))[0] == 200
+
+
+async def test_slow_body_is_cut_off() -> None:
+    """A client that announces a body and does not send it is answered 408."""
+    async with open_bench(http={"port": 0, "body_timeout": "100ms"}) as bench:
+        reader, writer = await asyncio.open_connection(*bench.gateway.address)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        async with asyncio.timeout(5):
+            head = await reader.readuntil(b"\r\n")
+        assert b" 408 " in head
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_long_prompt_does_not_stop_the_loop(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long text is tokenized beside the event loop, not on it."""
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    tokenizer = bench.gateway._tokenizer
+    encode = tokenizer.encode
+
+    def blocking(text: str) -> list[int]:
+        # Returns only after the loop has run something else: on the loop itself this would never end.
+        asyncio.run_coroutine_threadsafe(ready.wait(), loop).result(timeout=5)
+        return encode(text)
+
+    monkeypatch.setattr(tokenizer, "encode", blocking)
+    posting = asyncio.create_task(bench.post(COMPLETIONS, {"prompt": "x" * 3000}))
+    assert (await bench.get("/live"))[0] == 200
+    ready.set()
+    assert (await posting)[0] == 200
+
+
+async def test_bug_is_answered_not_dropped(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even our own mistake has a body and an id, and tells the client nothing of our insides."""
+
+    def broken(text: str) -> list[int]:
+        raise ZeroDivisionError("secret detail")
+
+    monkeypatch.setattr(bench.gateway._tokenizer, "encode", broken)
+    status, answer, headers = await bench.post(COMPLETIONS, {"prompt": "Hi"})
+    assert (status, answer["error"]["type"]) == (500, "server_error")
+    assert headers["X-Request-ID"] in answer["error"]["message"]
+    assert "secret detail" not in answer["error"]["message"]
