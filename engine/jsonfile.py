@@ -22,11 +22,13 @@ class JsonObject:
 
     Args:
         file: where it was read, for the error messages.
+        within: the keys that lead to this object inside the file, each followed by a dot.
     """
 
-    def __init__(self, file: str, body: dict[str, Any]) -> None:
+    def __init__(self, file: str, body: dict[str, Any], within: str = "") -> None:
         self.file = file
         self.body = body
+        self._within = within
 
     def get(self, *keys: str, default: Any = _MISSING) -> Any:
         """The entry, unchecked.
@@ -75,7 +77,8 @@ class JsonObject:
         value = self.get(*keys, default=default)
         if not isinstance(value, dict):
             raise self.error("an entry has the wrong value", *keys, expected="an object", found=value)
-        return JsonObject(self.file, value)
+        found = next((key for key in keys if self.body.get(key) is not None), keys[0])
+        return JsonObject(self.file, value, f"{self._within}{found}.")
 
     def require(self, key: str, expected: object, *, default: Any = _MISSING) -> None:
         """Refuse a model whose ``key`` is not ``expected``: another value is another computation.
@@ -93,7 +96,8 @@ class JsonObject:
     ) -> ConfigError:
         """An error about one entry of this file, ready to raise."""
         text = repr(found) if not isinstance(found, str) else found
-        return ConfigError(message, expected=expected, found=text[:200], do=do, file=self.file, key=" or ".join(keys))
+        key = " or ".join(self._within + key for key in keys)
+        return ConfigError(message, expected=expected, found=text[:200], do=do, file=self.file, key=key)
 
 
 def read_json_object(path: Path, *, do: str) -> JsonObject:

@@ -58,14 +58,14 @@ def _prompt(name: str, entry: JsonObject, path: Path, vocab_size: int) -> Oracle
         ids = entry.get(key)
         if not isinstance(ids, list) or not ids or any(type(i) is not int or not 0 <= i < vocab_size for i in ids):
             expected = f"token ids under {vocab_size}"
-            raise entry.error("an entry has the wrong value", f"{name}.{key}", expected=expected, found=ids, do=_DO)
+            raise entry.error("an entry has the wrong value", key, expected=expected, found=ids, do=_DO)
     try:
         logits = np.asarray(entry.get("last_logits"), dtype=np.float32)
     except (TypeError, ValueError):
         logits = np.empty(0, dtype=np.float32)
     if logits.shape != (vocab_size,):
         raise entry.error(
-            "an entry has the wrong value", f"{name}.last_logits",
+            "an entry has the wrong value", "last_logits",
             expected=f"{vocab_size} numbers", found=f"shape {list(logits.shape)}", do=_DO,
         )  # fmt: skip
     cache = path.parent / "oracle" / f"prefill_cache_{name}.safetensors"

@@ -46,12 +46,18 @@ def kimi_linear_spec(config: JsonObject) -> ModelSpec:
 
 
 def _kda(config: JsonObject, hidden_size: int) -> KdaSpec:
-    linear = config.section("linear_attn_config", default=config.body)
+    if config.get("linear_attn_config", default=None) is not None:
+        linear = config.section("linear_attn_config")
+        names = ("num_heads", "head_dim", "short_conv_kernel_size")
+    else:
+        linear = config
+        names = ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
+    n_heads, head_dim, conv_kernel = names
     return KdaSpec(
         hidden_size=hidden_size,
-        n_heads=linear.integer("num_heads", "linear_num_heads"),
-        head_dim=linear.integer("head_dim") if linear.body is not config.body else linear.integer("linear_head_dim"),
-        conv_kernel=linear.integer("short_conv_kernel_size", "linear_conv_kernel_dim", minimum=2),
+        n_heads=linear.integer(n_heads),
+        head_dim=linear.integer(head_dim),
+        conv_kernel=linear.integer(conv_kernel, minimum=2),
         norm_eps=config.number("rms_norm_eps", default=1e-5),
     )
 
@@ -101,7 +107,8 @@ def _mixer_types(config: JsonObject) -> list[str]:
         return config.strings("layer_types", length=n_layers, among=(_LINEAR, _FULL))
     linear = config.section("linear_attn_config")
     kda, full = linear.get("kda_layers"), linear.get("full_attn_layers")
-    if sorted([*kda, *full]) != list(range(1, n_layers + 1)):
+    described = isinstance(kda, list) and isinstance(full, list) and all(type(n) is int for n in kda + full)
+    if not described or sorted(kda + full) != list(range(1, n_layers + 1)):
         raise config.error(
             "the layers are not fully described", "linear_attn_config",
             expected=f"each of the layers 1 to {n_layers} in kda_layers or in full_attn_layers", found=linear.body,
