@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import ipaddress
 from typing import Annotated
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
-from prfaas_net.config import Bytes, Duration, Section
+from prfaas_net.config import Bytes, Duration, Section, is_loopback
 from prfaas_net.errors import ConfigError
 from prfaas_net.scheduling import ClusterKind, policy_names
 
-__all__ = ["ClusterSection", "FleetSection", "GatewayConfig", "HttpSection", "NodeSection", "is_loopback"]
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server bound to ``host``."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+__all__ = ["ClusterSection", "FleetSection", "GatewayConfig", "HttpSection", "NodeSection"]
 
 
 def _node_url(url: str) -> str:

@@ -9,6 +9,7 @@ import orjson
 from aiohttp import web
 
 from prfaas_net import __version__
+from prfaas_net.gateway.api_errors import ApiError
 from prfaas_net.gateway.config import GatewayConfig
 from prfaas_net.gateway.fleet import Fleet
 from prfaas_net.gateway.instruments import GatewayMetrics
@@ -37,6 +38,7 @@ class HttpApi:
             web.post("/v1/chat/completions", self.chat_completions),
             web.get("/v1/models", self.models),
             web.get("/v1/models/{model:.+}", self.model),
+            web.get("/v1/requests/{id}", self.request),
             web.get("/health", self.health),
             web.get("/live", self.live),
             web.get("/metrics", self.metrics),
@@ -59,6 +61,13 @@ class HttpApi:
         """``GET /v1/models/{model}``."""
         self._serving.check_model(request.match_info["model"])
         return _json(self._card())
+
+    async def request(self, request: web.Request) -> web.Response:
+        """``GET /v1/requests/{id}``: the record of a request in flight, or of one that ended lately."""
+        record = self._serving.records.find(request.match_info["id"])
+        if record is None:
+            raise ApiError("no such request, or it ended long ago", status=404, api_code="request_not_found")
+        return _json(record.to_json())
 
     async def health(self, request: web.Request) -> web.Response:
         """``GET /health``: 200 while requests can be served."""

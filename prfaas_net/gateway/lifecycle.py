@@ -183,28 +183,25 @@ class Run:
         if reserved["event"] != "reserved" or not isinstance(reserved.get("ticket"), dict):
             raise self._unexpected(reserved, "a ticket", decode.name)
         self.reached("reserved")
-        compute = PrefillCall.model_construct(
+        call = PrefillCall.model_construct(
             request_id=request.request_id,
             token_ids=list(request.token_ids),
             ticket=reserved["ticket"],
             deadline_s=self._remaining_s(),
             sampling=sampling,
         )
-        self._prefill = await lifecycle.client.open(prefill.name, prefill.url, "/v1/prefill", compute)
+        # In a task of its own from the first byte on: a prefill node may let us wait in its queue, and meanwhile
+        # the decode node must be listened to.
         self._prefilling = asyncio.create_task(
-            self._follow_prefill(self._prefill), name=f"prefill {request.request_id}"
+            self._follow_prefill(prefill.name, prefill.url, call), name=f"prefill {request.request_id}"
         )
 
-    async def _follow_prefill(self, stream: NodeStream) -> None:
-        """Read the prefill node's events to their end; on failure, end the run."""
+    async def _follow_prefill(self, node_id: str, url: str, call: PrefillCall) -> None:
+        """Start the prefill and read its events to their end; on failure, end the run."""
         try:
+            stream = self._prefill = await self._lifecycle.client.open(node_id, url, "/v1/prefill", call)
             while (event := await stream.next())["event"] != "done":
-                match event["event"]:
-                    case "started":
-                        self.reached("prefill_started")
-                    case "prefilled":
-                        self.reached("prefilled")
-                        self._lifecycle.observe(PrefillEnded(self.request.request_id))
+                self._prefill_event(event)
             self.reached("transferred")
             self.record.note_report(TransferReport.model_validate(event.get("report")))
         except ValidationError:
@@ -221,6 +218,18 @@ class Run:
         except Exception as error:
             log.exception("request %s: following the prefill failed", self.request.request_id)
             self.abort(InternalError("following the prefill failed", found=repr(error)))
+
+    def _prefill_event(self, event: dict[str, Any]) -> None:
+        """Events of kinds that are not known are from a newer node, and ignored."""
+        match event:
+            case {"event": "started"}:
+                self.reached("prefill_started")
+            case {"event": "progress", "tokens": int(tokens)}:
+                self.record.prefilled_tokens = self.record.cached_tokens + tokens
+            case {"event": "prefilled"}:
+                self.record.prefilled_tokens = self.record.prompt_tokens
+                self.reached("prefilled")
+                self._lifecycle.observe(PrefillEnded(self.request.request_id))
 
     def _token(self, event: dict[str, Any]) -> Token:
         token, index, finish = event.get("token"), event.get("index"), event.get("finish")

@@ -20,7 +20,7 @@ from prfaas_net.errors import InternalError, PrfaasError
 from prfaas_net.gateway.api_errors import ApiError, error_response
 from prfaas_net.gateway.instruments import GatewayMetrics
 
-__all__ = ["CLIENT_GONE", "Handler", "Surroundings", "internal_id", "set_outcome"]
+__all__ = ["CLIENT_GONE", "Handler", "Surroundings", "client_id", "internal_id", "set_outcome"]
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -47,6 +47,11 @@ class _Exchange:
 
 
 _exchange: ContextVar[_Exchange] = ContextVar("exchange")
+
+
+def client_id() -> str:
+    """The id that the client knows this request by."""
+    return _exchange.get().request_id
 
 
 def internal_id() -> str:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from prfaas_net.nodes.messages import TransferReport
 from prfaas_net.scheduling import Decision
 
-__all__ = ["RequestRecord"]
+__all__ = ["RecentRecords", "RequestRecord"]
+
+# Records kept for people and dashboards to look at: about a kilobyte each.
+KEPT_RECORDS = 1000
 
 
 @dataclass
@@ -16,7 +20,8 @@ class RequestRecord:
     """One request, as ``explain`` shows it.
 
     Attributes:
-        prefilled_in: name of the cluster that ran the prompt.
+        prefilled_in: name of the cluster that runs the prompt.
+        prefilled_tokens: prompt tokens that have passed every layer so far.
         incremental_tokens: ``l``: prompt tokens that had to be computed there.
         threshold_tokens: ``t`` at the time, or None if the policy has none.
         kv_bytes: of the transferred KVCache by kind of state.
@@ -36,6 +41,7 @@ class RequestRecord:
     decoded_in: str | None = None
     decode_node: str | None = None
     reasons: list[str] = field(default_factory=list)
+    prefilled_tokens: int = 0
     kv_bytes: dict[str, int] | None = None
     connections: int | None = None
     resent_chunks: int | None = None
@@ -71,3 +77,22 @@ class RequestRecord:
         body = asdict(self)
         body["stages_s"] = {stage: round(at_s, 6) for stage, at_s in self.stages_s.items()}
         return {name: round(value, 6) if isinstance(value, float) else value for name, value in body.items()}
+
+
+class RecentRecords:
+    """The records of requests in flight and of those that ended last, by the id that the client knows."""
+
+    def __init__(self, kept: int = KEPT_RECORDS) -> None:
+        self._kept = kept
+        self._records: OrderedDict[str, RequestRecord] = OrderedDict()
+
+    def add(self, client_id: str, record: RequestRecord) -> None:
+        """Remember a record; an older one of the same id is forgotten."""
+        self._records.pop(client_id, None)
+        self._records[client_id] = record
+        if len(self._records) > self._kept:
+            self._records.popitem(last=False)
+
+    def find(self, client_id: str) -> RequestRecord | None:
+        """The latest record of this id."""
+        return self._records.get(client_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from prfaas_net.gateway.api_errors import ApiError, error_body, status_of
 from prfaas_net.gateway.config import GatewayConfig
 from prfaas_net.gateway.instruments import GatewayMetrics
 from prfaas_net.gateway.lifecycle import Lifecycle, Run, ServingRequest
-from prfaas_net.gateway.middleware import internal_id, set_outcome
+from prfaas_net.gateway.middleware import client_id, internal_id, set_outcome
 from prfaas_net.gateway.openai_api import (
     COMPLETION_MAX_TOKENS,
     ChatBody,
@@ -29,10 +30,13 @@ from prfaas_net.gateway.openai_api import (
     prompt_of,
 )
 from prfaas_net.gateway.openai_shapes import DONE, Shape, sse, usage_of
-from prfaas_net.gateway.record import RequestRecord
+from prfaas_net.gateway.record import RecentRecords, RequestRecord
 from prfaas_net.nodes.engine_api import TextTokenizer
+from prfaas_net.units import format_duration
 
 __all__ = ["Serving"]
+
+log = logging.getLogger(__name__)
 
 # Below this a text is tokenized faster than a thread is woken (about 1 us a character against 100 us).
 INLINE_TOKENIZE_CHARS = 2048
@@ -82,6 +86,7 @@ class Serving:
         self._instruments = instruments
         self._clock = clock
         self._in_flight = 0
+        self.records = RecentRecords()
 
     @property
     def max_model_tokens(self) -> int | None:
@@ -106,8 +111,21 @@ class Serving:
                 job.record.error = error.line()
                 raise
             finally:
-                state, cluster = self._lifecycle.router.state, job.record.prefilled_in
-                self._instruments.served(job.record, state.kind_of(cluster) if cluster else None)
+                self._account(job.record)
+
+    def _account(self, record: RequestRecord) -> None:
+        """Count and log a request that is over."""
+        cluster = record.prefilled_in
+        self._instruments.served(record, self._lifecycle.router.state.kind_of(cluster) if cluster else None)
+        log.info(
+            "request %s: %d prompt tokens prefilled in %s, %d tokens answered, ttft %s, %s",
+            record.request_id,
+            record.prompt_tokens,
+            cluster,
+            record.output_tokens,
+            "none" if record.ttft_s is None else format_duration(record.ttft_s),
+            record.error or record.finish_reason or "given up",
+        )
 
     def check_model(self, name: str | None) -> None:
         """Refuse a model that is not served; no name means the one that is.
@@ -148,6 +166,7 @@ class Serving:
     ) -> Job:
         """Read, check and tokenize."""
         record = RequestRecord(internal_id())
+        self.records.add(client_id(), record)
         try:
             async with asyncio.timeout_at(deadline_at):
                 options = parse_body(await self._read(request), body)

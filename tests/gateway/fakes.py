@@ -114,6 +114,8 @@ class FakeNode:
         }  # fmt: skip
         self.script = Script()
         self.healthy = True
+        # Where calls wait before they are answered at all.
+        self.queue_gate: Gate | None = None
         self.calls: list[dict[str, Any]] = []
         self.open_calls = 0
         self.idle = asyncio.Event()
@@ -176,8 +178,10 @@ class FakeNode:
             self.open_calls += 1
             self.idle.clear()
             response = web.StreamResponse()
-            await response.prepare(request)
             try:
+                if self.queue_gate is not None:
+                    await self.queue_gate.wait()
+                await response.prepare(request)
                 await work(request, response, call)
                 await response.write_eof()
                 return response

@@ -10,7 +10,7 @@ import pytest
 from prfaas_net.errors import BusyError, CancelledByPeer, DeadlineError, InvalidRequest, PeerError, PrfaasError
 
 from .conftest import Bench, open_bench
-from .fakes import FakeNode, Script
+from .fakes import FakeNode, Gate, Script
 
 
 def broken(kind: str, at: int | None) -> Script:
@@ -126,6 +126,20 @@ async def test_client_that_leaves_frees_both_nodes(bench: Bench, where: str) -> 
     async with asyncio.timeout(5):
         await script.gate.reached.wait()
         posting.cancel()
+        await bench.fleet.all_idle()
+
+
+async def test_decode_node_dies_while_the_prefill_waits_in_its_queue(bench: Bench) -> None:
+    """The decode node is listened to even before the prefill node has said a word."""
+    near, decode = bench.fleet.near, bench.fleet.decode
+    near.queue_gate = Gate()
+    decode.script = Script(hold_at=0, fail_at=0, error=PeerError("the arena is gone"))
+    posting = asyncio.create_task(bench.post("/v1/completions", {"prompt": "Hi"}))
+    async with asyncio.timeout(5):
+        await near.queue_gate.reached.wait()
+        decode.script.gate.go_on.set()
+        status, answer, _ = await posting
+        assert status == 502 and "the arena is gone" in answer["error"]["message"]
         await bench.fleet.all_idle()
 
 

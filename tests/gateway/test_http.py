@@ -189,6 +189,23 @@ async def test_metrics(bench: Bench) -> None:
     assert 'prfaas_offloaded_requests_total{cluster="prfaas"} 1.0' in text
 
 
+async def test_record_of_a_request_can_be_watched(bench: Bench) -> None:
+    """While it is prefilled and afterwards, by the id that the client gave; never what it said."""
+    script = bench.fleet.near.script = Script(hold_at=0)
+    body, headers = {"prompt": "Hello", "max_tokens": 3}, {"X-Request-ID": "watched"}
+    posting = asyncio.create_task(bench.post(COMPLETIONS, body, headers=headers))
+    await script.gate.reached.wait()
+    status, record = await bench.get("/v1/requests/watched")
+    assert status == 200
+    assert (record["prefilled_in"], record["prompt_tokens"], record["prefilled_tokens"]) == ("pd", 5, 0)
+    script.gate.go_on.set()
+    await posting
+    _, record = await bench.get("/v1/requests/watched")
+    assert (record["prefilled_tokens"], record["output_tokens"]) == (5, 3)
+    assert "Hel" not in str(record)
+    assert (await bench.get("/v1/requests/other"))[0] == 404
+
+
 async def test_version_and_models(bench: Bench) -> None:
     """What runs here, and how long a sequence it takes."""
     status, body = await bench.get("/version")
