@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prfaas_net.errors import ProtocolError
-from prfaas_net.gateway.lifecycle import Finish, Run
+from prfaas_net.gateway.run import Finish, Run
 from prfaas_net.nodes.engine_api import TextStream
 
 __all__ = ["Answer", "Piece", "StopMatcher"]

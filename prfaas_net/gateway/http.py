@@ -59,7 +59,7 @@ class HttpApi:
 
     async def model(self, request: web.Request) -> web.Response:
         """``GET /v1/models/{model}``."""
-        self._serving.check_model(request.match_info["model"])
+        self._serving.intake.check_model(request.match_info["model"])
         return _json(self._card())
 
     async def request(self, request: web.Request) -> web.Response:
@@ -94,7 +94,7 @@ class HttpApi:
             "object": "model",
             "created": self._created_s,
             "owned_by": "prfaas-net",
-            "max_model_len": self._serving.max_model_tokens,
+            "max_model_len": self._serving.intake.max_model_tokens,
         }
 
 

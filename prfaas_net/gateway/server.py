@@ -19,6 +19,7 @@ from prfaas_net.gateway.http import HttpApi
 from prfaas_net.gateway.instruments import GatewayMetrics
 from prfaas_net.gateway.lifecycle import Lifecycle
 from prfaas_net.gateway.middleware import Surroundings
+from prfaas_net.gateway.run import Services
 from prfaas_net.gateway.serving import Serving
 from prfaas_net.nodes.engine_api import TextTokenizer
 from prfaas_net.scheduling import PolicySettings, Router, make_policy
@@ -108,7 +109,7 @@ class Gateway:
             config.fleet,
             observe=lambda event: self.router.observe(event, now=self.clock.now()),
         )
-        self._lifecycle = Lifecycle(self.router, self._fleet, client, self.clock)
+        self._lifecycle = Lifecycle(Services(self.router, self._fleet, client, self.clock))
         self._fleet.on_restart = self._lifecycle.abort_node
         client.on_unreachable = self._fleet.suspect
         try:
@@ -146,7 +147,7 @@ class Gateway:
     def _application(self, fleet: Fleet, lifecycle: Lifecycle) -> web.Application:
         keys = [key.get_secret_value() for key in self.config.api_keys]
         surroundings = Surroundings(self.instruments, keys)
-        serving = Serving(self.config, self._tokenizer, lifecycle, self.instruments, self.clock)
+        serving = Serving(self.config, self._tokenizer, lifecycle, self.instruments)
         app = web.Application(middlewares=[surroundings.middleware], client_max_size=self.config.max_body)
         app.add_routes(HttpApi(self.config, serving, fleet, self.instruments).routes())
         app.on_response_prepare.append(surroundings.echo_id)
