@@ -52,9 +52,7 @@ class ThresholdPolicy(Policy):
             raise ConfigError("a threshold cannot be negative", expected="tokens", found=threshold_tokens)
         self.threshold_tokens = threshold_tokens
 
-    def rank(
-        self, arrival: Arrival, candidates: Sequence[Candidate], state: FleetState, *, now: float
-    ) -> Ranking:
+    def rank(self, arrival: Arrival, candidates: Sequence[Candidate], state: FleetState, *, now: float) -> Ranking:
         at_home = [c for c in candidates if c.local] or [c for c in candidates if c.kind is ClusterKind.PD]
         # With no local prefill node there is no local cache to speak of, and l is the whole prompt.
         length = min((c.incremental_tokens for c in at_home), default=arrival.prompt_tokens)
@@ -70,9 +68,7 @@ class LocalPolicy(Policy):
 
     name = "local"
 
-    def rank(
-        self, arrival: Arrival, candidates: Sequence[Candidate], state: FleetState, *, now: float
-    ) -> Ranking:
+    def rank(self, arrival: Arrival, candidates: Sequence[Candidate], state: FleetState, *, now: float) -> Ranking:
         order, fallback = _towards(candidates, remote=False)
         return Ranking(order, ("policy local: always the local PD cluster", *fallback))
 
@@ -82,9 +78,7 @@ class RemotePolicy(Policy):
 
     name = "remote"
 
-    def rank(
-        self, arrival: Arrival, candidates: Sequence[Candidate], state: FleetState, *, now: float
-    ) -> Ranking:
+    def rank(self, arrival: Arrival, candidates: Sequence[Candidate], state: FleetState, *, now: float) -> Ranking:
         order, fallback = _towards(candidates, remote=True)
         return Ranking(order, ("policy remote: always a PrfaaS cluster", *fallback))
 
@@ -97,9 +91,7 @@ class RandomPolicy(Policy):
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
 
-    def rank(
-        self, arrival: Arrival, candidates: Sequence[Candidate], state: FleetState, *, now: float
-    ) -> Ranking:
+    def rank(self, arrival: Arrival, candidates: Sequence[Candidate], state: FleetState, *, now: float) -> Ranking:
         order = self._rng.sample(list(candidates), len(candidates))
         return Ranking(order, (f"policy random: drew cluster {order[0].node.cluster} of {len(order)}",))
 

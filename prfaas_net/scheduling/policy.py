@@ -47,9 +47,7 @@ class Policy(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def rank(
-        self, arrival: Arrival, candidates: Sequence[Candidate], state: FleetState, *, now: float
-    ) -> Ranking:
+    def rank(self, arrival: Arrival, candidates: Sequence[Candidate], state: FleetState, *, now: float) -> Ranking:
         """Order ``candidates`` from best to worst.
 
         There is one for each cluster, in order of cluster name, and at least one in all.

@@ -76,9 +76,7 @@ class Router:
                 f"decode on {decode.node_id}: {decode.running_requests} requests running there",
             ),
         )
-        self.state.assign(
-            Assignment(arrival.request_id, best.node.node_id, decode.node_id, best.incremental_tokens)
-        )
+        self.state.assign(Assignment(arrival.request_id, best.node.node_id, decode.node_id, best.incremental_tokens))
         self._story.append((now, arrival.request_id, decision))
         return decision
 
@@ -119,9 +117,7 @@ class Router:
 
     def _seen(self, event: NodeSeen) -> None:
         known = self.state.nodes.get(event.node_id)
-        node = NodeState(
-            event.node_id, event.cluster, event.role, event.max_model_tokens, event.prefill_chunk_tokens
-        )
+        node = NodeState(event.node_id, event.cluster, event.role, event.max_model_tokens, event.prefill_chunk_tokens)
         self.state.nodes[event.node_id] = node
         if known is not None:
             # What is in flight stays charged: its calls end one by one, also when the node has restarted.

@@ -142,6 +142,4 @@ class FleetState:
             expected = (node_id, tokens[node_id], requests[node_id])
             found = (node.node_id, node.pending_tokens, node.running_requests)
             if expected != found:
-                raise InternalError(
-                    "a node's load is not what it was assigned", expected=expected, found=found
-                )
+                raise InternalError("a node's load is not what it was assigned", expected=expected, found=found)

@@ -45,9 +45,7 @@ class RouterMachine(RuleBasedStateMachine):
 
     def both(self) -> list[Router]:
         if not self.routers:
-            self.routers = [
-                Router(make_policy("threshold", PolicySettings(100, random.Random(1)))) for _ in range(2)
-            ]
+            self.routers = [Router(make_policy("threshold", PolicySettings(100, random.Random(1)))) for _ in range(2)]
         return self.routers
 
     @rule(name=st.sampled_from(policy_names()), t=st.integers(0, 500))
