@@ -74,8 +74,10 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in over.items():
-        if isinstance(value, Mapping) and isinstance(base.get(key), dict):
-            _merge(base[key], value)
+        if isinstance(value, Mapping):
+            below = base.setdefault(key, {})
+            if isinstance(below, dict):
+                _merge(below, value)
         elif value is not None:
             base[key] = value
     return base

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from aiohttp import web
 
@@ -140,7 +141,7 @@ class DecodeNode:
         token, reason = seal.get("first_token"), seal.get("finish_reason")
         if not isinstance(token, int) or not 0 <= token < self.engine.vocab_size:
             raise ProtocolError("the seal has no first token", found=repr(token)[:40], request=call.request_id)
-        emit({"event": "token", "token": token, "index": 0})
+        emit(_token(token, 0, reason))
         await incoming.landed()
         emit({"event": "landed", "at_s": time.monotonic() - opened})
         n_tokens = 1
@@ -148,7 +149,7 @@ class DecodeNode:
             sequence = self.engine.resume(call.prompt_tokens, call.sampling.sampling(), regions, buffer)
             while reason is None:
                 token, reason = await self._step(sequence, token)
-                emit({"event": "token", "token": token, "index": n_tokens})
+                emit(_token(token, n_tokens, reason))
                 n_tokens += 1
         emit({"event": "finish", "reason": reason, "output_tokens": n_tokens})
 
@@ -164,3 +165,8 @@ class DecodeNode:
         self._step_s.observe(time.monotonic() - started)
         self._tokens.inc()
         return result
+
+
+def _token(token: int, index: int, reason: str | None) -> dict[str, Any]:
+    event = {"event": "token", "token": token, "index": index}
+    return event if reason is None else {**event, "finish": reason}

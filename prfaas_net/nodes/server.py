@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -25,6 +26,8 @@ from prfaas_net.nodes.auth import check_control_token
 from prfaas_net.nodes.messages import NodeInfo
 
 __all__ = ["ControlServer", "Emit", "Job", "parse_call"]
+
+log = logging.getLogger(__name__)
 
 Emit = Callable[[dict[str, Any]], None]
 Job = Callable[[Emit], Awaitable[None]]
@@ -147,9 +150,9 @@ class ControlServer:
             overdue = DeadlineError(f"the call's time of {deadline_s:.1f} s is up")
             events.put_nowait({"event": "error", "error": overdue.to_wire()})
         except Exception as error:
+            log.exception("a call failed for a reason that is none of its own")
             bug = InternalError("the node failed", found=f"{type(error).__name__}: {error}")
             events.put_nowait({"event": "error", "error": bug.to_wire()})
-            raise
         finally:
             events.put_nowait(None)
 

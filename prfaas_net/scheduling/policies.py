@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
+from random import Random
 
 from prfaas_net.errors import ConfigError
 from prfaas_net.scheduling.events import Arrival, Candidate
@@ -88,7 +88,7 @@ class RandomPolicy(Policy):
 
     name = "random"
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: Random) -> None:
         self._rng = rng
 
     def rank(self, arrival: Arrival, candidates: Sequence[Candidate], state: FleetState, *, now: float) -> Ranking:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import ClassVar
 
 from prfaas_net.errors import ConfigError
@@ -25,7 +25,7 @@ class PolicySettings:
     """
 
     threshold_tokens: int = 0
-    rng: random.Random | None = None
+    rng: Random | None = None
 
 
 @dataclass(frozen=True)

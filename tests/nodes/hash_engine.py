@@ -1,0 +1,149 @@
+"""An engine whose every token depends on every byte of its state.
+
+It has the shape of a hybrid model (full attention, a window, linear state) and the contract of
+:mod:`prfaas_net.nodes.engine_api`, but "attention" is a hash over the cache: a single byte that is lost, swapped or
+left over changes all tokens that follow. It is fast, and can be told to be slow, to fail, or to forget a layer.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from prfaas_net.kv import CacheLayout, KvKind, LayerLayout, RegionMap, TensorSpec
+from prfaas_net.nodes.engine_api import PrefillSink, Sampling
+
+VOCAB = 1000
+WINDOW = 8
+LAYOUT = CacheLayout(
+    "hash-model",
+    "v1",
+    (
+        LayerLayout(0, KvKind.LINEAR, (TensorSpec("state", (4, 8)),)),
+        LayerLayout(1, KvKind.FULL, (TensorSpec("k", (2, 16)), TensorSpec("v", (2, 16)))),
+        LayerLayout(2, KvKind.WINDOW, (TensorSpec("k", (8,)),), window_tokens=WINDOW),
+        LayerLayout(3, KvKind.FULL, (TensorSpec("latent", (24,)),)),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class HashResult:
+    first_token: int
+    finish_reason: str | None
+
+
+@dataclass
+class HashEngine:
+    """Satisfies ``Engine``.
+
+    Attributes:
+        chunk_seconds: what a prefill chunk takes.
+        fail_at_token: the prefill raises when it gets there.
+        forget_layer: this layer is never emitted.
+    """
+
+    model_name: str = "hash-model"
+    layout: CacheLayout = LAYOUT
+    max_model_tokens: int = 4096
+    vocab_size: int = VOCAB
+    prefill_chunk_tokens: int = 64
+    chunk_seconds: float = 0.0
+    fail_at_token: int | None = None
+    forget_layer: int | None = None
+    running: threading.Event = field(default_factory=threading.Event)
+
+    def prefill(
+        self, token_ids: Sequence[int], sampling: Sampling, regions: RegionMap, buffer: Any, sink: PrefillSink
+    ) -> HashResult | None:
+        state = _State(regions, buffer)
+        self.running.set()
+        for start in range(0, len(token_ids), self.prefill_chunk_tokens):
+            stop = min(start + self.prefill_chunk_tokens, len(token_ids))
+            if self.fail_at_token is not None and stop > self.fail_at_token:
+                raise RuntimeError("the engine broke")
+            time.sleep(self.chunk_seconds)
+            for layer in self.layout.layers:
+                if sink.cancelled():
+                    return None
+                for position in range(start, stop):
+                    state.write(layer, position, token_ids[position])
+                done = stop == len(token_ids)
+                if (layer.kind is KvKind.FULL or done) and layer.index != self.forget_layer:
+                    sink.emit(layer.index, stop)
+        token = state.next_token(len(token_ids))
+        return HashResult(token, "length" if sampling.max_tokens == 1 else None)
+
+    def resume(self, n_tokens: int, sampling: Sampling, regions: RegionMap, buffer: Any) -> HashSequence:
+        return HashSequence(_State(regions, buffer), n_tokens, sampling.max_tokens - 1)
+
+    def generate(self, token_ids: Sequence[int], sampling: Sampling) -> list[int]:
+        """The single-process run."""
+        regions = RegionMap(self.layout, len(token_ids) + sampling.max_tokens)
+        buffer = bytearray(regions.total_bytes)
+        result = self.prefill(token_ids, sampling, regions, buffer, _NoSink())
+        assert result is not None
+        tokens, reason = [result.first_token], result.finish_reason
+        sequence = self.resume(len(token_ids), sampling, regions, buffer)
+        while reason is None:
+            token, reason = sequence.step(tokens[-1])
+            tokens.append(token)
+        return tokens
+
+
+class HashSequence:
+    def __init__(self, state: _State, n_tokens: int, left: int) -> None:
+        self._state, self._n_tokens, self._left = state, n_tokens, left
+
+    def step(self, token: int) -> tuple[int, str | None]:
+        for layer in LAYOUT.layers:
+            self._state.write(layer, self._n_tokens, token)
+        self._n_tokens += 1
+        self._left -= 1
+        return self._state.next_token(self._n_tokens), "length" if self._left == 0 else None
+
+
+class _State:
+    def __init__(self, regions: RegionMap, buffer: Any) -> None:
+        self.arrays = {
+            (layer.index, tensor.name): regions.array(buffer, layer.index, tensor.name)
+            for layer in LAYOUT.layers
+            for tensor in layer.tensors
+        }
+
+    def write(self, layer: LayerLayout, position: int, token: int) -> None:
+        for tensor in layer.tensors:
+            array = self.arrays[layer.index, tensor.name]
+            row = np.float32(xxhash.xxh3_64_intdigest(b"%d %d %d" % (layer.index, position, token)) % 65521)
+            if layer.kind is KvKind.LINEAR:
+                if position == 0:
+                    array[:] = 0  # whatever the memory held before
+                array[:] = array * np.float32(0.5) + row
+            elif layer.kind is KvKind.WINDOW:
+                if position >= WINDOW:
+                    array[:-1] = array[1:].copy()
+                array[min(position, WINDOW - 1)] = row
+            else:
+                array[position] = row
+
+    def next_token(self, n_tokens: int) -> int:
+        digest = xxhash.xxh3_64()
+        for layer in LAYOUT.layers:
+            for tensor in layer.tensors:
+                array = self.arrays[layer.index, tensor.name]
+                rows = array if layer.kind is KvKind.LINEAR else array[: layer.rows(n_tokens)]
+                digest.update(np.ascontiguousarray(rows).tobytes())
+        return digest.intdigest() % VOCAB
+
+
+class _NoSink:
+    def emit(self, layer_index: int, stop_token: int) -> None: ...
+
+    def cancelled(self) -> bool:
+        return False
