@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from engine.backend import Backend, load_backend
+from engine.blas import limit_blas_threads
 from engine.checkpoint import Checkpoint, load_checkpoint
 from engine.decode import Decoding, finish_reason
 from engine.model import Model
@@ -70,17 +71,21 @@ class Engine:
         name: str | None = None,
         backend: str = "numpy",
         prefill_chunk_tokens: int = 512,
+        blas_threads: int = 1,
     ) -> Engine:
         """An engine for a Hugging Face checkpoint directory.
 
         Args:
             name: what the model is called; the directory's name if not given.
             backend: ``numpy`` or ``cupy``.
+            blas_threads: threads of a matrix product, for the whole process; see :mod:`engine.blas` for why
+                more than one is rarely good. OPENBLAS_NUM_THREADS overrides it.
 
         Raises:
             ConfigError: the checkpoint or the backend cannot be used; nothing is half loaded.
         """
         checkpoint = load_checkpoint(Path(directory), name)
+        limit_blas_threads(blas_threads)
         return cls(checkpoint, load_backend(backend), prefill_chunk_tokens=prefill_chunk_tokens)
 
     @property

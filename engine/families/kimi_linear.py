@@ -63,6 +63,9 @@ def _kda(config: JsonObject, hidden_size: int) -> KdaSpec:
 
 
 def _mla(config: JsonObject, hidden_size: int) -> MlaSpec:
+    config.require(
+        "num_key_value_heads", config.integer("num_attention_heads"), default=config.get("num_attention_heads")
+    )
     rank = config.get("q_lora_rank", default=None)
     return MlaSpec(
         hidden_size=hidden_size,

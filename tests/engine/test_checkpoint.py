@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,16 @@ def remove(name: str) -> Edit:
     return lambda directory: (directory / name).unlink()
 
 
+def make_directory(name: str) -> Edit:
+    """Put a directory in a file's place."""
+
+    def edit(directory: Path) -> None:
+        (directory / name).unlink()
+        (directory / name).mkdir()
+
+    return edit
+
+
 NORM = "model.norm.weight"
 BAD = {
     "config missing": (remove("config.json"), r"a file is missing; expected config\.json"),
@@ -68,6 +79,10 @@ BAD = {
     "entry of wrong type": (edit_config(hidden_size="48"), "expected an integer >= 1; found 48.*key hidden_size"),
     "other activation": (edit_config(hidden_act="gelu"), "expected silu; found gelu"),
     "rotary MLA": (edit_config(mla_use_nope=False), "expected True; found False.*key mla_use_nope"),
+    "shared MLA heads": (edit_config(num_key_value_heads=1), "expected 3; found 1.*key num_key_value_heads"),
+    "entry not a flag": (edit_config(attention_bias=1), "expected true or false; found 1"),
+    "entry not positive": (edit_config(rms_norm_eps=0), "expected a positive number; found 0"),
+    "config unreadable": (make_directory("config.json"), "a file cannot be read"),
     "softmax router": (edit_config(moe_router_activation_func="softmax"), "expected sigmoid; found softmax"),
     "tied": (edit_config(tie_word_embeddings=True), "key tie_word_embeddings"),
     "layers not described": (
@@ -160,7 +175,9 @@ def test_the_digest_knows_the_weights_and_not_the_files(tmp_path: Path) -> None:
     assert load_checkpoint(second).weights_digest == digest
     edit_config(rope_theta=5000.0)(second)
     assert load_checkpoint(second).weights_digest != digest
-    edit_config(rope_theta=100000.0)(second)
+    edit_config(rope_theta=None, rope_parameters={"rope_type": "default", "rope_theta": 100000.0})(second)
+    assert load_checkpoint(second).spec == load_checkpoint(first).spec
+    edit_config(rope_theta=100000.0, rope_parameters=None)(second)
     weights[NORM][3] += 1e-6
     write_weights(second, weights)
     assert load_checkpoint(second).weights_digest != digest
@@ -214,6 +231,21 @@ def test_both_generations_of_config_describe_the_same_model(tmp_path: Path) -> N
         max_position_embeddings=2048, num_experts=None, num_local_experts=8,
     )(tmp_path)  # fmt: skip
     assert load_checkpoint(tmp_path).spec == hub
+
+
+def test_a_model_without_experts_is_all_dense(tmp_path: Path) -> None:
+    """Whatever it says of dense layers."""
+    write_checkpoint(tmp_path, "kimi_linear")
+    edit_config(num_experts=None)(tmp_path)
+    with pytest.raises(ConfigError, match="does not belong to the model"):
+        load_checkpoint(tmp_path)
+
+
+def test_a_backend_must_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says how."""
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(ConfigError, match=r"install prfaas-net\[cuda\]"):
+        load_backend("cupy")
 
 
 def test_an_unknown_backend_is_refused() -> None:

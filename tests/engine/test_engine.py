@@ -114,6 +114,13 @@ def test_an_end_token_stops(directory: Path, tmp_path: Path) -> None:
     assert engine.generate(prompt, greedy(8)) == free
 
 
+def test_a_decoded_token_must_be_in_the_vocabulary(engine: Engine) -> None:
+    """A node that passes on another model's token is told so."""
+    run = prefill(engine, random_prompt(3), greedy())
+    with pytest.raises(InvalidRequest, match="not in the vocabulary; found 264"):
+        engine.resume(3, run.sampling, run.regions, run.buffer).step(264)
+
+
 def test_an_answer_has_max_tokens_tokens(engine: Engine) -> None:
     """The first one counts; the last one's reason is "length"; there is no step after it."""
     prompt = random_prompt(10)
