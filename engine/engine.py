@@ -84,9 +84,10 @@ class Engine:
         Raises:
             ConfigError: the checkpoint or the backend cannot be used; nothing is half loaded.
         """
+        arrays = load_backend(backend)
         checkpoint = load_checkpoint(Path(directory), name)
         limit_blas_threads(blas_threads)
-        return cls(checkpoint, load_backend(backend), prefill_chunk_tokens=prefill_chunk_tokens)
+        return cls(checkpoint, arrays, prefill_chunk_tokens=prefill_chunk_tokens)
 
     @property
     def model_name(self) -> str:
@@ -133,7 +134,7 @@ class Engine:
             UsageError: the buffer does not fit.
         """
         self._check(token_ids, sampling)
-        sink = sink or _NoSink()
+        sink = _NoSink() if sink is None else sink
         n_tokens, step = len(token_ids), self._prefill_chunk_tokens
         state = SequenceState(self._layout, regions, buffer, n_tokens, self._backend)
         state.clear()

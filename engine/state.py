@@ -35,6 +35,9 @@ class SequenceState:
             raise UsageError(
                 "the buffer is too small", expected=f"{capacity_tokens} tokens", found=regions.capacity_tokens
             )
+        n_bytes = memoryview(buffer).nbytes
+        if n_bytes < regions.total_bytes:
+            raise UsageError("the buffer is too small", expected=f"{regions.total_bytes} bytes", found=n_bytes)
         self._backend = backend
         self._host: dict[int, dict[str, np.ndarray[Any, Any]]] = {}
         self._arrays: dict[int, dict[str, Array]] = {}

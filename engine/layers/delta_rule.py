@@ -84,12 +84,15 @@ def delta_rule_chunks(
     q *= from_start
     out = q @ states
     out += p @ u
-    return out.transpose(0, 2, 1, 3).reshape(-1, *out.shape[1::2])[:n_tokens]
+    n_chunks, n_heads, _, d_v = out.shape
+    return out.transpose(0, 2, 1, 3).reshape(n_chunks * chunk, n_heads, d_v)[:n_tokens]
 
 
 def _in_chunks(x: Array, chunk: int, xp: Array) -> Array:
-    """[T, H, d] to a copy [N, H, chunk, d]. Padding with zeros changes nothing: such a token neither decays
-    nor writes."""
+    """[T, H, d] to a copy [N, H, chunk, d].
+
+    Padding with zeros changes nothing: such a token neither decays nor writes.
+    """
     n_tokens, n_heads, width = x.shape
     n_chunks = -(-n_tokens // chunk)
     padded = xp.zeros((n_chunks * chunk, n_heads, width), dtype=xp.float32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -152,6 +153,14 @@ def test_an_impossible_request_is_refused(engine: Engine, prompt: list[int], max
         engine.generate(prompt, greedy(max_tokens))
     with pytest.raises(InvalidRequest, match=message):
         engine.prefill(prompt, greedy(max_tokens), regions, bytearray(regions.total_bytes))
+
+
+def test_threads_do_not_disturb_each_other(engine: Engine) -> None:
+    """Requests that run at the same time get the tokens that they get alone."""
+    prompts = [random_prompt(60 + n, seed=n) for n in range(6)]
+    alone = [engine.generate(prompt, greedy()) for prompt in prompts]
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(lambda prompt: engine.generate(prompt, greedy()), prompts)) == alone
 
 
 def test_the_longest_request_is_served(engine: Engine) -> None:

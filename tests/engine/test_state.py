@@ -56,6 +56,8 @@ def test_a_small_buffer_is_refused(engine: Engine) -> None:
         engine.prefill(random_prompt(11), greedy(), regions, buffer)
     with pytest.raises(UsageError, match="expected 12 tokens; found 10"):
         engine.resume(4, greedy(8), regions, buffer)
+    with pytest.raises(UsageError, match=f"expected {regions.total_bytes} bytes"):
+        engine.prefill(random_prompt(4), greedy(), regions, buffer[:-1])
 
 
 def test_a_read_only_buffer_is_refused(engine: Engine) -> None:
