@@ -20,8 +20,14 @@ MODEL = Path(__file__).parents[2] / "prfaas_net" / "data" / "demo_model"
 
 
 def prfaas(*args: str, within_s: float = 30.0) -> subprocess.CompletedProcess[str]:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("PRFAAS")}
-    return subprocess.run([*PRFAAS, *args], capture_output=True, text=True, timeout=within_s, env=environ, check=False)
+    command = [*PRFAAS, *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=within_s, env=users_environ(), check=False)
+
+
+def users_environ() -> dict[str, str]:
+    """Ours, without our settings and without asyncio's debug mode, which writes of its own to stderr."""
+    ours = ("PRFAAS", "PYTHONASYNCIODEBUG")
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
 
 
 @pytest.fixture
@@ -103,7 +109,10 @@ def test_an_open_address_without_a_key() -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_daemon_says_when_it_is_ready_and_ends_when_told(number: signal.Signals) -> None:
     """One JSON line, then silence; SIGINT and SIGTERM end it with 0."""
-    with subprocess.Popen([*PRFAAS, "decode"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as daemon:
+    command = [*PRFAAS, "decode"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=users_environ()
+    ) as daemon:
         assert daemon.stdout is not None
         ready = json.loads(daemon.stdout.readline())
         assert ready["ready"] is True
