@@ -64,10 +64,11 @@ class GatewayClient:
                         return
                 await asyncio.sleep(0.05)
 
-    async def model(self) -> str:
-        """The name of the model that is served."""
+    async def model(self) -> tuple[str, int]:
+        """Name of the model that is served, and its longest prompt plus output in tokens."""
         async with self._session.get(f"{self._url}/v1/models") as response:
-            return str((await response.json())["data"][0]["id"])
+            card = (await response.json())["data"][0]
+            return str(card["id"]), int(card["max_model_len"])
 
     async def complete(self, body: dict[str, Any], on_progress: Progress | None = None) -> Answer:
         """One streamed completion; ``on_progress`` gets the live record until the first token.

@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from prfaas_net.localfleet.client import Answer
@@ -103,4 +104,4 @@ def print_texts(console: Console, texts: Sequence[tuple[str, str]]) -> None:
     """Prompt ends and their continuations."""
     for end, text in texts:
         shown = " ".join(text.split())
-        console.print(f"  [dim]… {end}[/] {shown}", highlight=False, markup=True)
+        console.print(f"  [dim]… {escape(end)}[/] {escape(shown)}", highlight=False)

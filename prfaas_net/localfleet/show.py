@@ -11,7 +11,6 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from prfaas_net.errors import InvalidRequest
 from prfaas_net.localfleet.client import Answer, GatewayClient
 from prfaas_net.localfleet.demo import DemoRow, make_row, print_table, print_texts, report, write_report
 from prfaas_net.localfleet.fleet import FleetPlan, LocalFleet
@@ -91,9 +90,10 @@ class Show:
     async def _show(self, fleet: LocalFleet, *, stay: bool) -> int:
         async with GatewayClient(fleet.url) as client:
             await client.wait_healthy(within_s=30.0)
-            name = await client.model()
-            answers = [await self._send(client, name, title) for title in self._documents]
-            rows = await self._compare(answers)
+            name, limit = await client.model()
+            prompts = {title: self._fit(text, title, limit) for title, text in self._documents.items()}
+            answers = [await self._send(client, name, title, ids) for title, ids in prompts.items()]
+            rows = await self._compare(prompts, answers)
             print_table(self._console, rows)
             write_report(self._output, report(rows, len(fleet.processes)))
             self._console.print(f"written to {self._output}", highlight=False)
@@ -106,9 +106,19 @@ class Show:
 
     # -- steps --------------------------------------------------------------------------------------------------
 
-    async def _send(self, client: GatewayClient, model: str, title: str) -> Answer:
+    def _fit(self, text: str, title: str, limit: int) -> list[int]:
+        """A document's tokens, cut where the model's length ends."""
+        token_ids = self._model.tokenizer.encode(text)
+        room = limit - self._max_tokens
+        if len(token_ids) > room:
+            self._console.print(f"  the {title} document has {len(token_ids):,} tokens; cut to {room:,} for this model")
+        return token_ids[:room]
+
+    async def _send(self, client: GatewayClient, model: str, title: str, token_ids: list[int]) -> Answer:
         """One document, greedily, with a bar over its prompt tokens while it is prefilled."""
-        body = {"model": model, "prompt": self._documents[title], "temperature": 0, "max_tokens": self._max_tokens}
+        whole = len(token_ids) == len(self._model.tokenizer.encode(self._documents[title]))
+        prompt: str | list[int] = self._documents[title] if whole else token_ids
+        body = {"model": model, "prompt": prompt, "temperature": 0, "max_tokens": self._max_tokens}
         with self._progress() as progress:
             task = progress.add_task(f"{title} document", total=None)
 
@@ -126,29 +136,24 @@ class Show:
             progress.update(task, description=f"{title} document: done", total=1, completed=1)
         return answer
 
-    async def _compare(self, answers: Sequence[Answer]) -> list[DemoRow]:
+    async def _compare(self, prompts: Mapping[str, list[int]], answers: Sequence[Answer]) -> list[DemoRow]:
         rows = []
         with self._progress() as progress:
             task = progress.add_task("the same in a single process", total=None)
             engine = await asyncio.to_thread(self._model.load)
-            for (title, text), answer in zip(self._documents.items(), answers, strict=True):
+            for (title, token_ids), answer in zip(prompts.items(), answers, strict=True):
                 progress.update(task, description=f"the same in a single process: {title} document")
-                token_ids = self._model.tokenizer.encode(text)
                 reference = await asyncio.to_thread(engine.generate, token_ids, Sampling(max_tokens=self._max_tokens))
                 rows.append(make_row(title, answer, reference))
         return rows
 
     async def _sample(self, client: GatewayClient, model: str) -> None:
         """The short document again, at a temperature, for people to read."""
-        shortest = min(self._documents.values(), key=len)
         texts = []
-        try:
-            for prompt in (shortest, "hacker (n.)\n\n", "The early days of the Internet"):
-                answer = await client.complete({"model": model, "prompt": prompt, **SHOWN})
-                texts.append((prompt.strip().splitlines()[-1], answer.text))
-        except InvalidRequest:
-            return
-        self._console.print("\nThe model writes (temperature 0.6, seed 7; it is tiny and knows nothing):")
+        for prompt in (self._documents["short"], "hacker (n.)\n\n", "The early days of the Internet"):
+            answer = await client.complete({"model": model, "prompt": prompt, **SHOWN})
+            texts.append((prompt.strip().splitlines()[-1], answer.text))
+        self._console.print("\nThe model writes (temperature 0.6, seed 7):")
         print_texts(self._console, texts)
 
     def _print_invitation(self, url: str, model: str) -> None:

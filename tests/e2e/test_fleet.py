@@ -63,7 +63,7 @@ async def test_concurrent_requests_do_not_mix(bench: Bench) -> None:
     ids = bench.tokenizer.encode(bench.long_text)
     prompts = [ids[40 * i : 40 * i + (600 if i % 2 else 90)] for i in range(8)]
     async with GatewayClient(bench.fleet.url) as client:
-        name = await client.model()
+        name, _ = await client.model()
         answers = await asyncio.gather(
             *(
                 client.complete({"model": name, "prompt": p, "max_tokens": 10, "temperature": 0.8 * (i % 3), "seed": i})
@@ -102,7 +102,7 @@ async def test_curl_gets_an_answer_while_the_gateway_serves(bench: Bench) -> Non
 async def test_kill_9_of_the_prfaas_node_in_the_middle(bench: Bench) -> None:
     """One clear error at once, decode memory back to zero; the next long prompt is served locally, with a reason."""
     async with GatewayClient(bench.fleet.url) as client:
-        name = await client.model()
+        name, _ = await client.model()
         request = asyncio.create_task(
             client.complete({"model": name, "prompt": bench.long_text, "max_tokens": 8, "temperature": 0})
         )
