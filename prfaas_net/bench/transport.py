@@ -1,0 +1,44 @@
+"""The transport's bench, whole."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable
+from typing import Any
+
+from prfaas_net.bench import iperf3, loopback
+from prfaas_net.bench.pair import Pair
+from prfaas_net.bench.plan import Plan
+
+__all__ = ["bench_transport"]
+
+
+def bench_transport(
+    plan: Plan, *, peers: bool = False, peer_python: str | None = None, progress: Callable[[str], None]
+) -> dict[str, Any]:
+    """Measure; the report has the keys that ``docs/bench.md`` gives.
+
+    Raises:
+        PrfaasError: a process of the bench failed.
+    """
+    notes: list[str] = []
+    if not iperf3.available():
+        notes.append("iperf3 is not installed: no reference (apt-get install iperf3)")
+    report: dict[str, Any] = {
+        "at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "machine": {"cpus": os.cpu_count(), "kernel": platform.release(), "load_1min": os.getloadavg()[0]},
+        "rows": [],
+        "loop_lateness_p99_ms": {},
+        "first_byte": {},
+        "peers": [],
+        "wan": [],
+        "exposed": [],
+        "notes": notes,
+    }
+    with Pair() as pair:
+        report["rows"] = loopback.rows(pair, plan, progress)
+        report["loop_lateness_p99_ms"] = loopback.loop_lateness(pair, plan, progress)
+        report["first_byte"] = loopback.first_byte(pair, plan, progress)
+    return report

@@ -1,0 +1,55 @@
+"""``prfaas bench``."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import orjson
+import typer
+from rich.console import Console
+
+from prfaas_net.bench.plan import FULL, QUICK, parse_path
+from prfaas_net.bench.report import show
+from prfaas_net.bench.transport import bench_transport
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Measure, beside a reference taken in the same minute.", no_args_is_help=True)
+
+
+@app.callback()
+def _bench() -> None:
+    """Measure, beside a reference taken in the same minute."""
+
+
+@app.command("transport")
+def transport(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+    peers: Annotated[bool, typer.Option("--peers", help="Also run the peers that are installed.")] = False,
+    peer_python: Annotated[
+        str | None, typer.Option("--peer-python", help="Interpreter that has the peers' packages; default: this one.")
+    ] = None,
+    link: Annotated[
+        str | None, typer.Option("--link", help="Emulated path RATE,RTT,LOSS, such as 1Gbps,80ms,0.1%.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer cases and smaller runs: under 2 minutes.")] = False,
+) -> None:
+    """The KV stream against iperf3 (and its peers): loopback, emulated paths, latency. Under 15 minutes."""
+    plan = QUICK if quick else FULL
+    if link is not None:
+        plan = plan.with_path(parse_path(link))
+    console = Console(stderr=True)
+    with console.status("starting ...") as status:
+
+        def progress(what: str) -> None:
+            if console.is_terminal:
+                status.update(what)
+            else:
+                console.print(what, highlight=False)
+
+        report = bench_transport(plan, peers=peers, peer_python=peer_python, progress=progress)
+    if as_json:
+        sys.stdout.write(orjson.dumps(report, option=orjson.OPT_INDENT_2).decode() + "\n")
+    else:
+        show(report, Console())
