@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import platform
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, SecretStr
 
 from prfaas_net.config import Address, Bytes, Duration, Rate, Section
-from prfaas_net.transport.options import LinkOptions
+from prfaas_net.transport import LinkOptions, Security, TlsFiles
 from prfaas_net.units import KiB, MiB
 
-__all__ = ["KvSection", "NodeConfig"]
+__all__ = ["KvSection", "NodeConfig", "TlsSection"]
+
+
+class TlsSection(Section):
+    """``[kv.tls]``: PEM files; with them every connection of the KV stream runs inside TLS 1.3.
+
+    Attributes:
+        certificate: this node's chain; ``key`` the private key to it.
+        ca: the authority that signed the peers' certificates.
+        server_name: what a dialled peer's certificate is made out to, if not the host that is dialled.
+    """
+
+    certificate: Path
+    key: Path
+    ca: Path
+    server_name: str | None = None
 
 
 class KvSection(Section):
@@ -23,13 +39,17 @@ class KvSection(Section):
             links that must be crossed at a certain place.
         arena: host memory for KVCache: landing on a decode node, being made on a prefill node.
         shared_key: authenticates senders and receivers to each other; at least 16 characters.
+        tls: certificates, for authentication and secrecy.
         budget: egress budget of each link; without it the link is not paced.
+        resume_window: how long a link that lost every connection may take to come back with its transfers.
+        local_addresses: to dial from in turn, on a host with several network cards.
     """
 
     listen: Address = ("127.0.0.1", 0)
     advertise: dict[str, Address] = Field(default_factory=dict)
     arena: Bytes = Field(256 * MiB, gt=0)
     shared_key: SecretStr | None = Field(None, min_length=16)
+    tls: TlsSection | None = None
     connections: int = Field(4, ge=1, le=64)
     congestion_control: str | None = None
     budget: Rate | None = Field(None, gt=0)
@@ -37,10 +57,13 @@ class KvSection(Section):
     dscp: int = Field(0, ge=0, le=63)
     sndbuf: Bytes | None = Field(None, gt=0)
     connect_timeout: Duration = Field(5.0, gt=0)
+    resume_window: Duration = Field(5.0, ge=0)
+    local_addresses: tuple[str, ...] = ()
     max_chunk: Bytes = Field(4 * MiB, gt=0, le=16 * MiB)
 
-    def key(self) -> bytes | None:
-        return None if self.shared_key is None else self.shared_key.get_secret_value().encode()
+    def security(self) -> Security:
+        key = None if self.shared_key is None else self.shared_key.get_secret_value().encode()
+        return Security(key, None if self.tls is None else TlsFiles(**dict(self.tls)))
 
     def options(self) -> LinkOptions:
         return LinkOptions(
@@ -51,6 +74,8 @@ class KvSection(Section):
             dscp=self.dscp,
             sndbuf_bytes=self.sndbuf,
             connect_timeout_s=self.connect_timeout,
+            resume_window_s=self.resume_window,
+            local_addresses=self.local_addresses,
         )
 
 

@@ -36,7 +36,12 @@ class DecodeNode:
         self.identity = Identity(config.node_id)
         self.metrics = Metrics()
         self.arena = Arena(config.kv.arena)
-        self.listener = KvListener(identity=self.identity, key=config.kv.key(), options=config.kv.options())
+        self.listener = KvListener(
+            identity=self.identity,
+            security=config.kv.security(),
+            options=config.kv.options(),
+            link_grace_s=config.kv.resume_window,
+        )
         key = config.node_key.get_secret_value() if config.node_key else None
         self.control = ControlServer(self.info, self.metrics, node_key=key)
         self.control.app.router.add_post("/v1/decode", self._decode)

@@ -75,7 +75,7 @@ class PrefillNode:
         self.identity = Identity(config.node_id)
         self.metrics = Metrics()
         self.arena = Arena(config.kv.arena)
-        self.links = LinkPool(identity=self.identity, key=config.kv.key(), options=config.kv.options())
+        self.links = LinkPool(identity=self.identity, security=config.kv.security(), options=config.kv.options())
         key = config.node_key.get_secret_value() if config.node_key else None
         self.control = ControlServer(self.info, self.metrics, node_key=key)
         self.control.app.router.add_post("/v1/prefill", self._prefill)

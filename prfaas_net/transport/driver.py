@@ -7,12 +7,13 @@ call the session and, when there is something for the loop to do, :meth:`Session
 from __future__ import annotations
 
 import asyncio
-import socket
+import ssl
 import threading
 from collections.abc import Callable
 
 from prfaas_net.clock import Clock
 from prfaas_net.errors import LinkError, PrfaasError
+from prfaas_net.transport.streams import Stream
 from prfaas_net.wire import Event, Session
 
 __all__ = ["SessionDriver"]
@@ -53,14 +54,16 @@ class SessionDriver:
         self._on_event = on_event
         self._on_pump = on_pump
         self.loop = asyncio.get_running_loop()
+        self._stream: Stream | None = None
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._woken = False
         self._closed = asyncio.Event()
 
-    async def attach(self, sock: socket.socket) -> None:
+    async def attach(self, stream: Stream) -> None:
         """Take over the control connection."""
-        transport, _ = await self.loop.create_connection(lambda: _Control(self), sock=sock)
+        self._stream = stream
+        transport, _ = await self.loop.create_connection(lambda: _Control(self), sock=stream.sock)
         self._transport = transport
         self.pump()
 
@@ -85,8 +88,8 @@ class SessionDriver:
             over = self.session.error is not None
             if self._on_pump is not None:
                 self._on_pump()
-        if self._transport is not None and output:
-            self._transport.write(b"".join(output))
+        if self._transport is not None and self._stream is not None and output:
+            self._transport.write(self._stream.encode(b"".join(output)))
         self._arm(deadline)
         for event in events:
             self._on_event(event)
@@ -126,8 +129,14 @@ class SessionDriver:
         self.pump()
 
     def _control_bytes(self, data: bytes) -> None:
+        assert self._stream is not None
+        try:
+            plain = self._stream.decode(data)
+        except ssl.SSLError as error:
+            self.lost(LinkError("the TLS session of the control connection broke", found=str(error)))
+            return
         with self.lock:
-            self.session.receive(data, now=self._clock.now())
+            self.session.receive(plain, now=self._clock.now())
         self.pump()
 
     def _control_lost(self, exc: Exception | None) -> None:

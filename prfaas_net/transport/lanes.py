@@ -13,7 +13,8 @@ from collections.abc import Callable
 
 from prfaas_net.clock import Clock
 from prfaas_net.errors import PrfaasError
-from prfaas_net.kv.chunks import MAX_CHUNK_BYTES, checksum
+from prfaas_net.kv.chunks import checksum
+from prfaas_net.transport.streams import Stream
 from prfaas_net.units import MiB
 from prfaas_net.wire import HEADER_BYTES, Flags, Header, OutgoingTransfer, ReceivingSession, SendingSession
 
@@ -31,10 +32,10 @@ IDLE_CHECK_S = 0.25
 class Lane:
     """One data connection."""
 
-    def __init__(self, number: int, sock: socket.socket, on_end: Callable[[Lane, Exception | None], None]) -> None:
-        sock.setblocking(True)
+    def __init__(self, number: int, stream: Stream, on_end: Callable[[Lane, Exception | None], None]) -> None:
+        stream.sock.setblocking(True)
         self.number = number
-        self.sock = sock
+        self.stream = stream
         self.n_bytes = 0
         self._on_end = on_end
         self._thread = threading.Thread(target=self._main, name=f"kv-lane-{number}", daemon=True)
@@ -42,10 +43,14 @@ class Lane:
     def start(self) -> None:
         self._thread.start()
 
+    def close(self) -> None:
+        """Give the descriptor back; after the thread has ended."""
+        self.stream.sock.close()
+
     def shutdown(self) -> None:
         """Wake the thread out of any system call; it ends by itself."""
         try:
-            self.sock.shutdown(socket.SHUT_RDWR)
+            self.stream.sock.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # the peer was faster
 
@@ -74,7 +79,7 @@ class SendLane(Lane):
     def __init__(
         self,
         number: int,
-        sock: socket.socket,
+        stream: Stream,
         session: SendingSession,
         *,
         work: threading.Condition,
@@ -83,7 +88,7 @@ class SendLane(Lane):
         wake: Callable[[], None],
         on_end: Callable[[Lane, Exception | None], None],
     ) -> None:
-        super().__init__(number, sock, on_end)
+        super().__init__(number, stream, on_end)
         self._session = session
         self._work = work
         self._views = views
@@ -108,25 +113,16 @@ class SendLane(Lane):
                 with self._work:
                     self._session.hashed(order, known)
                 self._wake()
-            self._send(order.header(known), view)
+            self.stream.send_frame(order.header(known), view)
             self.n_bytes += view.nbytes
 
     def _closed_by_peer(self) -> bool:
         """Nothing ever comes back on a data connection, so whatever can be read is its end."""
         try:
-            self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            self.stream.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         return True
-
-    def _send(self, header: bytes, view: memoryview) -> None:
-        sent = self.sock.sendmsg((header, view))
-        if sent < HEADER_BYTES:
-            self.sock.sendall(header[sent:])
-            sent = HEADER_BYTES
-        rest = view[sent - HEADER_BYTES :]
-        if rest.nbytes:
-            self.sock.sendall(rest)
 
 
 class ReceiveLane(Lane):
@@ -135,7 +131,7 @@ class ReceiveLane(Lane):
     def __init__(
         self,
         number: int,
-        sock: socket.socket,
+        stream: Stream,
         session: ReceivingSession,
         *,
         lock: threading.Lock,
@@ -143,7 +139,7 @@ class ReceiveLane(Lane):
         wake: Callable[[], None],
         on_end: Callable[[Lane, Exception | None], None],
     ) -> None:
-        super().__init__(number, sock, on_end)
+        super().__init__(number, stream, on_end)
         self._session = session
         self._lock = lock
         self._clock = clock
@@ -153,15 +149,17 @@ class ReceiveLane(Lane):
 
     def _run(self) -> None:
         head = memoryview(bytearray(HEADER_BYTES))
-        while self._receive(head):
+        while self.stream.receive_into(head):
             header = Header.unpack(head)
             with self._lock:
                 landing = self._session.admit(header, self.number)
             if landing is None:
-                self._drain(header.payload_bytes)
+                self._wake()
+                if not self.stream.drain(header.payload_bytes):
+                    return
                 continue
             try:
-                whole = self._receive(landing.view)
+                whole = self.stream.receive_into(landing.view)
             except OSError:
                 whole = False
             if not whole:
@@ -169,29 +167,11 @@ class ReceiveLane(Lane):
                     self._session.aborted(landing)
                 self._wake()
                 return
+            self.n_bytes += landing.view.nbytes
             found = checksum(landing.view)
             with self._lock:
                 self._session.landed(landing, found, now=self._clock.now())
             self._report(header)
-
-    def _receive(self, view: memoryview) -> bool:
-        """Fill the view; False if the peer closed before it was full."""
-        while view.nbytes:
-            n = self.sock.recv_into(view, view.nbytes, socket.MSG_WAITALL)
-            if n == 0:
-                return False
-            self.n_bytes += n
-            view = view[n:]
-        return True
-
-    def _drain(self, n_bytes: int) -> None:
-        """Throw a payload away; MSG_TRUNC spares the copy on Linux TCP."""
-        scrap = bytearray(min(n_bytes, MAX_CHUNK_BYTES))
-        while n_bytes:
-            n = self.sock.recv_into(scrap, min(n_bytes, len(scrap)), socket.MSG_WAITALL | socket.MSG_TRUNC)
-            if n == 0:
-                return
-            n_bytes -= n
 
     def _report(self, header: Header) -> None:
         self._unreported_bytes += header.payload_bytes

@@ -1,38 +1,40 @@
-"""A link: all connections from one sender to one receiver.
+"""A link: all connections from one sender to one receiver, kept up for as long as it is used.
 
 ::
 
-    link = await SenderLink.connect(ticket.endpoints, identity=..., key=..., options=...)
+    link = await SenderLink.connect(ticket.endpoints, identity=..., security=..., options=...)
     outgoing = link.open(ticket, table, views, lifetime_s=30)
     outgoing.ready(0) ...            # from any thread, as chunks become final
     outgoing.seal({"first_token": 17})
     stats = await outgoing.wait()    # every byte has landed and was verified, or this raises
+
+A data connection that dies is replaced while the others go on. When all of them die the link dials again and its
+transfers go on from what has landed, within ``options.resume_window_s``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-import socket
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from prfaas_net.clock import Clock, SystemClock
-from prfaas_net.errors import LinkError, PrfaasError
-from prfaas_net.kv.chunks import ChunkTable, checksum
-from prfaas_net.transport.driver import SessionDriver
+from prfaas_net.errors import DeadlineError, LinkError, PrfaasError
+from prfaas_net.kv.chunks import ChunkTable
+from prfaas_net.transport.connections import SendingConnections
 from prfaas_net.transport.handshaking import dial
-from prfaas_net.transport.lanes import Lane, SendLane
+from prfaas_net.transport.identity import Identity
 from prfaas_net.transport.options import LinkOptions
+from prfaas_net.transport.outgoing import Outgoing
+from prfaas_net.transport.security import Security
 from prfaas_net.wire import (
     Delivered,
     Event,
     Hello,
+    LaneGivenUp,
     OutgoingTransfer,
-    PeerIdentity,
-    SenderStats,
     SendFailed,
     SendingSession,
     SessionLost,
@@ -40,87 +42,50 @@ from prfaas_net.wire import (
     Timers,
 )
 
-__all__ = ["Identity", "Outgoing", "SenderLink"]
+__all__ = ["Outgoing", "SenderLink"]
 
-
-@dataclass(frozen=True)
-class Identity:
-    """Who a process is to its peers: a name for people, and a boot id that is new at every start."""
-
-    node: str
-    boot_id: str = field(default_factory=lambda: secrets.token_hex(16))
-
-
-class Outgoing:
-    """One transfer on a link, for its user."""
-
-    def __init__(self, link: SenderLink, transfer: OutgoingTransfer, views: Sequence[memoryview]) -> None:
-        self.transfer = transfer
-        self.views = views
-        self._link = link
-        self._done: asyncio.Future[SenderStats] = asyncio.get_running_loop().create_future()
-        # A failure is also known to whoever never waits; that must not be reported as an unhandled future.
-        self._done.add_done_callback(lambda future: future.cancelled() or future.exception())
-
-    def ready(self, chunk: int) -> None:
-        """The chunk's bytes are final. From any thread; hashes them here, where they are still in the cache."""
-        self._link._ready(self.transfer, chunk, checksum(self.views[chunk]))
-
-    def ready_all(self) -> None:
-        """Every chunk is final; the connections hash them, each chunk just before it is sent."""
-        for chunk in range(len(self.views)):
-            self._link._ready(self.transfer, chunk, None)
-
-    def seal(self, body: dict[str, Any]) -> None:
-        """Every chunk is ready; ``body`` travels ahead of them on the control connection. From any thread."""
-        self._link._seal(self.transfer, body)
-
-    def abort(self, error: PrfaasError) -> None:
-        """Give up; the receiver gets ``error``. From any thread; harmless after the end."""
-        self._link._abort(self.transfer, error)
-
-    async def wait(self) -> SenderStats:
-        """Until the receiver has confirmed everything.
-
-        Raises:
-            PrfaasError: it will not; the transfer's own deadline bounds the wait.
-        """
-        return await asyncio.shield(self._done)
-
-    def _end(self, error: PrfaasError | None) -> None:
-        if self._done.done():
-            return
-        if error is None:
-            self._done.set_result(self.transfer.stats)
-        else:
-            self._done.set_exception(error)
+Endpoint = tuple[str, int]
+# Between two attempts to dial: doubles from the first to the last.
+BACKOFF_S = (0.05, 1.0)
 
 
 class SenderLink:
     """Made by :meth:`connect`. One control connection, ``options.connections`` data connections."""
 
-    def __init__(self, peer: PeerIdentity, endpoint: tuple[str, int], *, timers: Timers, clock: Clock) -> None:
-        self.peer = peer
-        self.endpoint = endpoint
+    def __init__(
+        self,
+        endpoints: Sequence[Endpoint],
+        *,
+        identity: Identity,
+        security: Security,
+        options: LinkOptions,
+        timers: Timers,
+        clock: Clock,
+    ) -> None:
+        self.endpoints = endpoints
+        self.options = options
+        self._identity = identity
+        self._security = security
+        self._timers = timers
         self._clock = clock
-        self._session = SendingSession(timers=timers, now=clock.now())
-        lock = threading.Lock()
-        self._work = threading.Condition(lock)
-        self._driver = SessionDriver(
-            self._session, clock=clock, lock=lock, on_event=self._event, on_pump=self._wake_lanes
-        )
-        self._loop = asyncio.get_running_loop()
-        self._lanes: dict[int, SendLane] = {}
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)
         self._outgoing: dict[OutgoingTransfer, Outgoing] = {}
+        self._changed = asyncio.Event()
+        self._keeper: asyncio.Task[None] | None = None
+        self._session_id = ""
+        self._last_lane = 0
+        self._endpoint: Endpoint = ("", 0)
+        self._now: SendingConnections
 
     @classmethod
     async def connect(
         cls,
-        endpoints: Sequence[tuple[str, int]],
+        endpoints: Sequence[Endpoint],
         *,
         identity: Identity,
-        key: bytes | None,
-        options: LinkOptions,
+        security: Security | None = None,
+        options: LinkOptions | None = None,
         timers: Timers | None = None,
         clock: Clock | None = None,
     ) -> SenderLink:
@@ -129,73 +94,42 @@ class SenderLink:
         Raises:
             PrfaasError: none did; the error of the last one, which names it.
         """
-        error: PrfaasError = LinkError("a ticket without endpoints")
-        for endpoint in endpoints:
-            try:
-                return await cls._connect(endpoint, identity, key, options, timers or Timers(), clock or SystemClock())
-            except LinkError as caught:
-                error = caught
-        raise error
-
-    @classmethod
-    async def _connect(
-        cls,
-        endpoint: tuple[str, int],
-        identity: Identity,
-        key: bytes | None,
-        options: LinkOptions,
-        timers: Timers,
-        clock: Clock,
-    ) -> SenderLink:
-        session = secrets.token_hex(16)
-
-        def hello(lane: int) -> Hello:
-            return Hello(session, lane, identity.node, identity.boot_id, secrets.token_hex(16))
-
-        control, peer = await dial(endpoint, hello(0), key, options)
-        lanes = range(1, options.connections + 1)
-        dialled = await asyncio.gather(
-            *(dial(endpoint, hello(lane), key, options) for lane in lanes), return_exceptions=True
+        link = cls(
+            endpoints,
+            identity=identity,
+            security=security or Security(),
+            options=options or LinkOptions(),
+            timers=timers or Timers(),
+            clock=clock or SystemClock(),
         )
-        sockets = [result[0] for result in dialled if isinstance(result, tuple)]
-        failures = [result for result in dialled if isinstance(result, BaseException)]
-        if failures:
-            for sock in (control, *sockets):
-                sock.close()
-            raise failures[0]
-        link = cls(peer, endpoint, timers=timers, clock=clock)
-        await link._start(control, sockets)
+        link._now = await link._dial_session()
+        link._keeper = asyncio.create_task(link._keep())
         return link
-
-    async def _start(self, control: socket.socket, sockets: Sequence[socket.socket]) -> None:
-        for number, sock in enumerate(sockets, 1):
-            lane = SendLane(
-                number, sock, self._session, work=self._work, views=self._view, clock=self._clock,
-                wake=self._driver.wake, on_end=self._lane_ended,
-            )  # fmt: skip
-            self._lanes[number] = lane
-            lane.start()
-        await self._driver.attach(control)
 
     # -- for the user -------------------------------------------------------------------------------------------
 
     @property
     def alive(self) -> bool:
         """Whether new transfers can be opened."""
-        return self._session.error is None and not self._session.draining
+        return self._now.session.error is None and not self._now.session.draining
+
+    @property
+    def peer_boot_id(self) -> str:
+        """Of the receiver; a ticket of another boot is void."""
+        return self._now.peer.boot_id
 
     @property
     def rtt_s(self) -> float | None:
         """Round trip of the last ping, application to application."""
-        return self._session.rtt_s
+        return self._now.session.rtt_s
+
+    @property
+    def connections(self) -> int:
+        """Data connections that are up."""
+        return len(self._now.lanes)
 
     def open(
-        self,
-        ticket: Ticket,
-        table: ChunkTable,
-        views: Sequence[memoryview],
-        *,
-        lifetime_s: float | None = None,
+        self, ticket: Ticket, table: ChunkTable, views: Sequence[memoryview], *, lifetime_s: float | None = None
     ) -> Outgoing:
         """Begin a transfer. On the loop.
 
@@ -209,35 +143,168 @@ class SenderLink:
         """
         now = self._clock.now()
         lifetime_s = min(ticket.lifetime_s, lifetime_s or ticket.lifetime_s)
-        with self._driver.lock:
-            transfer = self._session.open(ticket, table, deadline=now + lifetime_s, now=now)
+        with self._lock:
+            transfer = self._now.session.open(ticket, table, deadline=now + lifetime_s, now=now)
             outgoing = self._outgoing[transfer] = Outgoing(self, transfer, views)
-        self._driver.pump()
+        self._now.driver.pump()
         return outgoing
 
     async def close(self, reason: str = "the sender closed the link", *, timeout_s: float = 1.0) -> None:
         """End the link; transfers under way fail on both sides. Joins its threads."""
-        await self._driver.close(reason, timeout_s=timeout_s)
-        lanes = list(self._lanes.values())
-        self._end_lanes()
-        await asyncio.gather(*(asyncio.to_thread(lane.join, timeout_s) for lane in lanes))
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        await self._now.close(reason, timeout_s=timeout_s)
+        self._give_up(LinkError(reason))
 
-    # -- for Outgoing -------------------------------------------------------------------------------------------
+    # -- for Outgoing, from any thread --------------------------------------------------------------------------
 
-    def _ready(self, transfer: OutgoingTransfer, chunk: int, known: int | None) -> None:
+    def ready(self, transfer: OutgoingTransfer, chunk: int, known: int | None) -> None:
         with self._work:
-            self._session.ready(transfer, chunk, known)
+            self._now.session.ready(transfer, chunk, known)
             self._work.notify()
 
-    def _seal(self, transfer: OutgoingTransfer, body: dict[str, Any]) -> None:
-        with self._work:
-            self._session.seal(transfer, body, now=self._clock.now())
-        self._driver.wake()
+    def seal(self, transfer: OutgoingTransfer, body: dict[str, Any]) -> None:
+        with self._lock:
+            self._now.session.seal(transfer, body, now=self._clock.now())
+        self._now.driver.wake()
 
-    def _abort(self, transfer: OutgoingTransfer, error: PrfaasError) -> None:
-        with self._work:
-            self._session.abort(transfer, error, now=self._clock.now())
-        self._driver.wake()
+    def abort(self, transfer: OutgoingTransfer, error: PrfaasError) -> None:
+        with self._lock:
+            self._now.session.abort(transfer, error, now=self._clock.now())
+        self._now.driver.wake()
+
+    # -- dialling -----------------------------------------------------------------------------------------------
+
+    def _hello(self, lane: int) -> Hello:
+        return Hello(self._session_id, lane, self._identity.node, self._identity.boot_id, secrets.token_hex(16))
+
+    async def _dial_session(self) -> SendingConnections:
+        """Control and all lanes, to the first endpoint that answers."""
+        error: PrfaasError = LinkError("a ticket without endpoints")
+        for endpoint in self.endpoints:
+            try:
+                return await self._dial_endpoint(endpoint)
+            except LinkError as caught:
+                error = caught
+        raise error
+
+    async def _dial_endpoint(self, endpoint: Endpoint) -> SendingConnections:
+        self._session_id = secrets.token_hex(16)
+        control, peer = await dial(endpoint, self._hello(0), self._security, self.options)
+        numbers = range(self._last_lane + 1, self._last_lane + 1 + self.options.connections)
+        dialled = await asyncio.gather(
+            *(dial(endpoint, self._hello(n), self._security, self.options) for n in numbers), return_exceptions=True
+        )
+        streams = [result[0] for result in dialled if isinstance(result, tuple)]
+        failures = [result for result in dialled if isinstance(result, BaseException)]
+        if failures:
+            for stream in (control, *streams):
+                stream.sock.close()
+            raise failures[0]
+        self._endpoint = endpoint
+        self._last_lane = numbers[-1]
+        session = SendingSession(timers=self._timers, now=self._clock.now(), resumable=self.options.resume_window_s > 0)
+        made = SendingConnections(
+            session, peer, work=self._work, lock=self._lock, clock=self._clock, views=self._view,
+            on_event=self._event, on_change=self._changed.set,
+        )  # fmt: skip
+        for number, stream in zip(numbers, streams, strict=True):
+            made.add_lane(number, stream)
+        await made.attach(control)
+        return made
+
+    async def _add_lane(self) -> None:
+        current = self._now
+        self._last_lane += 1
+        number = self._last_lane
+        stream, _ = await dial(self._endpoint, self._hello(number), self._security, self.options)
+        if current is self._now and current.session.error is None:
+            current.add_lane(number, stream)
+        else:
+            stream.sock.close()
+
+    # -- keeping it up ------------------------------------------------------------------------------------------
+
+    async def _keep(self) -> None:
+        """Replace lanes that end; come back when the session has died under its transfers."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            if self._now.session.error is None:
+                await self._replace_lanes()
+            elif self._now.session.orphans:
+                await self._come_back()
+
+    async def _replace_lanes(self) -> None:
+        backoff_s, last_s = BACKOFF_S
+        while self._now.session.error is None and self.connections < self.options.connections:
+            try:
+                await self._add_lane()
+            except PrfaasError as error:
+                if not self.connections:
+                    self._now.lost_every_lane(error)
+                    return
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(last_s, 2 * backoff_s)
+
+    async def _come_back(self) -> None:
+        """Dial again and take the orphans along, within the window."""
+        old = self._now
+        error: PrfaasError = old.session.error or LinkError("the link died")
+        give_up_at = self._clock.now() + self.options.resume_window_s
+        backoff_s, last_s = BACKOFF_S
+        while self._open_orphans(old) and (left_s := give_up_at - self._clock.now()) > 0:
+            try:
+                async with asyncio.timeout(left_s):
+                    new = await self._dial_session()
+            except TimeoutError:
+                break
+            except LinkError as caught:
+                error = caught
+                await asyncio.sleep(min(backoff_s, max(0.0, give_up_at - self._clock.now())))
+                backoff_s = min(last_s, 2 * backoff_s)
+                continue
+            except PrfaasError as caught:
+                error = caught
+                break
+            if new.peer.boot_id == old.peer.boot_id:
+                self._adopt(old, new)
+                return
+            await new.close("the receiver has restarted", timeout_s=1.0)
+            error = LinkError("the receiver has restarted, and its tickets are void", do="reserve again")
+            break
+        self._give_up(error)
+
+    def _open_orphans(self, old: SendingConnections) -> list[OutgoingTransfer]:
+        """Orphans that are still worth coming back for; those whose time is up are ended."""
+        now = self._clock.now()
+        with self._lock:
+            for transfer in old.session.orphans:
+                if now >= transfer.deadline:
+                    overdue = DeadlineError("the transfer's time is up", transfer=transfer.transfer_id)
+                    old.session.abort(transfer, overdue, now=now)
+            left = [transfer for transfer in old.session.orphans if not transfer.machine.ended]
+        old.driver.pump()
+        return left
+
+    def _adopt(self, old: SendingConnections, new: SendingConnections) -> None:
+        with self._lock:
+            for transfer in old.session.orphans:
+                if not transfer.machine.ended:
+                    new.session.adopt(transfer)
+            old.session.orphans.clear()
+            self._now = new
+        new.driver.pump()
+
+    def _give_up(self, error: PrfaasError) -> None:
+        """Nobody will come back: the orphans fail."""
+        session = self._now.session
+        with self._lock:
+            for transfer in session.orphans:
+                session.abort(transfer, error, now=self._clock.now())
+            session.orphans.clear()
+        self._now.driver.pump()
 
     # -- inside -------------------------------------------------------------------------------------------------
 
@@ -246,39 +313,11 @@ class SenderLink:
 
     def _event(self, event: Event) -> None:
         if isinstance(event, (Delivered, SendFailed)):
-            error = event.error if isinstance(event, SendFailed) else None
-            with self._work:
+            with self._lock:
                 outgoing = self._outgoing.pop(event.transfer)
-            outgoing._end(error)
+            outgoing.end(event.error if isinstance(event, SendFailed) else None)
+        elif isinstance(event, LaneGivenUp):
+            self._now.shut_lane(event.lane)
         elif isinstance(event, SessionLost):
-            self._end_lanes()
-
-    def _wake_lanes(self) -> None:
-        """Under the lock: a frame from the receiver may have freed chunks to send."""
-        if self._session.waiting:
-            self._work.notify_all()
-
-    def _end_lanes(self) -> None:
-        with self._work:
-            for lane in self._lanes.values():
-                lane.closing = True
-            self._work.notify_all()
-        for lane in self._lanes.values():
-            lane.shutdown()
-
-    def _lane_ended(self, lane: Lane, error: Exception | None) -> None:
-        """From the lane's thread: its last act."""
-        with self._work:
-            self._session.lane_lost(lane.number)
-            self._work.notify_all()
-        try:
-            self._loop.call_soon_threadsafe(self._forget_lane, lane, error)
-        except RuntimeError:
-            lane.sock.close()  # the loop is gone
-
-    def _forget_lane(self, lane: Lane, error: Exception | None) -> None:
-        lane.sock.close()
-        del self._lanes[lane.number]
-        if not self._lanes and self._session.error is None:
-            found = str(error) if error else "end of stream"
-            self._driver.lost(LinkError("every data connection of the link was closed", found=found))
+            self._now.end_lanes()
+            self._changed.set()

@@ -25,20 +25,25 @@ from prfaas_net.errors import CancelledByPeer, ConfigError, IncompatibleError, L
 from prfaas_net.kv.chunks import ChunkTable
 from prfaas_net.transport.driver import SessionDriver
 from prfaas_net.transport.handshaking import accept_handshake
+from prfaas_net.transport.identity import Identity
 from prfaas_net.transport.lanes import Lane, ReceiveLane
-from prfaas_net.transport.link import Identity
 from prfaas_net.transport.options import LinkOptions, tune
+from prfaas_net.transport.security import Security
+from prfaas_net.transport.streams import Stream
 from prfaas_net.wire import (
+    MAX_LANES,
     Acceptor,
     Completed,
     Event,
     Hello,
     IncomingTransfer,
+    LaneGivenUp,
     ReceiveFailed,
     ReceivingSession,
     Reservations,
     SealArrived,
     SessionLost,
+    TakenOver,
     Ticket,
     TicketSigner,
     Timers,
@@ -120,7 +125,7 @@ class KvListener:
     """Accepts senders and holds the reservations that they may fill.
 
     Args:
-        key: shared with the senders; without one only loopback addresses can be listened on.
+        security: how senders prove themselves; without it only loopback addresses can be listened on.
         link_grace_s: how long a transfer whose link died waits for its sender to come back.
     """
 
@@ -128,15 +133,15 @@ class KvListener:
         self,
         *,
         identity: Identity,
-        key: bytes | None = None,
+        security: Security | None = None,
         options: LinkOptions | None = None,
         timers: Timers | None = None,
         clock: Clock | None = None,
-        link_grace_s: float = 0.0,
+        link_grace_s: float = 5.0,
     ) -> None:
         self.identity = identity
         self.address: tuple[str, int] = ("", 0)
-        self._key = key
+        self._security = security or Security()
         self._options = options or LinkOptions()
         self._timers = timers or Timers()
         self._clock = clock or SystemClock()
@@ -158,11 +163,11 @@ class KvListener:
         Raises:
             ConfigError: the address is taken or not ours, or is open to others without a shared key.
         """
-        if self._key is None and not is_loopback(host):
+        if not self._security.authenticates and not is_loopback(host):
             raise ConfigError(
                 f"will not listen on {host} without authentication",
-                expected="a loopback address, or a shared key",
-                do="set kv.shared_key on both sides",
+                expected="a loopback address, a shared key or certificates",
+                do="set kv.shared_key or kv.tls on both sides",
             )
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
@@ -255,37 +260,43 @@ class KvListener:
 
     async def _welcome(self, sock: socket.socket) -> None:
         acceptor = Acceptor(
-            node=self.identity.node, boot_id=self.identity.boot_id, nonce=secrets.token_hex(16), key=self._key
+            node=self.identity.node,
+            boot_id=self.identity.boot_id,
+            nonce=secrets.token_hex(16),
+            key=self._security.key,
         )
         try:
-            hello = await accept_handshake(sock, acceptor, timeout_s=self._options.connect_timeout_s)
+            stream, hello = await accept_handshake(
+                sock, acceptor, self._security, timeout_s=self._options.connect_timeout_s
+            )
             tune(sock, self._options, data=False)
-            await self._join(hello, sock)
+            await self._join(hello, stream)
         except BaseException as error:
             sock.close()
             self.refused_connections += 1
             if not isinstance(error, (PrfaasError, OSError)):
                 raise
 
-    async def _join(self, hello: Hello, sock: socket.socket) -> None:
+    async def _join(self, hello: Hello, stream: Stream) -> None:
         peer = self._peers.get(hello.session)
         if hello.lane == 0:
             if peer is not None:
                 raise IncompatibleError("the session has a control connection already")
             session = ReceivingSession(
                 self._reservations,
+                peer=hello.node,
                 timers=self._timers,
                 now=self._clock.now(),
                 link_grace_s=self._link_grace_s,
             )
             peer = self._peers[hello.session] = _Peer(self, session, hello)
-            await peer.driver.attach(sock)
+            await peer.driver.attach(stream)
             return
-        if peer is None or hello.lane in peer.lanes:
-            raise LinkError("a data connection without its session", found=f"lane {hello.lane}")
+        if peer is None or hello.lane in peer.lanes or len(peer.lanes) >= MAX_LANES:
+            raise LinkError("a data connection without its session, or one too many", found=f"lane {hello.lane}")
         owner = peer
         lane = ReceiveLane(
-            hello.lane, sock, peer.session, lock=self._lock, clock=self._clock, wake=peer.driver.wake,
+            hello.lane, stream, peer.session, lock=self._lock, clock=self._clock, wake=peer.driver.wake,
             on_end=lambda lane, error: self._lane_ended(owner, lane, error),
         )  # fmt: skip
         peer.lanes[hello.lane] = lane
@@ -300,10 +311,10 @@ class KvListener:
         try:
             peer.driver.loop.call_soon_threadsafe(self._forget_lane, peer, lane)
         except RuntimeError:
-            lane.sock.close()  # the loop is gone
+            lane.close()  # the loop is gone
 
     def _forget_lane(self, peer: _Peer, lane: Lane) -> None:
-        lane.sock.close()
+        lane.close()
         peer.lanes.pop(lane.number, None)
         peer.driver.pump()
 
@@ -314,6 +325,11 @@ class KvListener:
             self._peers.pop(peer.hello.session, None)
             for lane in peer.lanes.values():
                 lane.shutdown()
+            return
+        if isinstance(event, (TakenOver, LaneGivenUp)):
+            for number in event.lanes if isinstance(event, TakenOver) else (event.lane,):
+                if number in peer.lanes:
+                    peer.lanes[number].shutdown()
             return
         if not isinstance(event, (TransferOpened, SealArrived, Completed, ReceiveFailed)):
             return

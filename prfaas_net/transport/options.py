@@ -28,6 +28,8 @@ class LinkOptions:
         dscp: differentiated services code point, 0 to 63.
         sndbuf_bytes: a fixed send buffer for long paths; None leaves autotuning on.
         connect_timeout_s: for a TCP connect, and again for the handshake.
+        resume_window_s: how long a sender that has lost every connection tries to come back with its transfers.
+        local_addresses: of this host, to leave from in turn (several network cards, several paths).
     """
 
     connections: int = 4
@@ -37,6 +39,12 @@ class LinkOptions:
     dscp: int = 0
     sndbuf_bytes: int | None = None
     connect_timeout_s: float = 5.0
+    resume_window_s: float = 5.0
+    local_addresses: tuple[str, ...] = ()
+
+    def local_address(self, lane: int) -> str | None:
+        """Where a connection should leave from; None leaves it to the routing table."""
+        return self.local_addresses[lane % len(self.local_addresses)] if self.local_addresses else None
 
     def pacing_bytes_per_s(self) -> int | None:
         """One data connection's share of the budget, in the kernel's unit."""

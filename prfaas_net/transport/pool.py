@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Sequence
 
 from prfaas_net.errors import LinkError
-from prfaas_net.transport.link import Identity, SenderLink
+from prfaas_net.transport.identity import Identity
+from prfaas_net.transport.link import SenderLink
 from prfaas_net.transport.options import LinkOptions
+from prfaas_net.transport.security import Security
 from prfaas_net.wire import Ticket, Timers
 
 __all__ = ["LinkPool"]
@@ -19,10 +21,10 @@ class LinkPool:
     """Links of one sender."""
 
     def __init__(
-        self, *, identity: Identity, key: bytes | None, options: LinkOptions, timers: Timers | None = None
+        self, *, identity: Identity, security: Security, options: LinkOptions, timers: Timers | None = None
     ) -> None:
         self._identity = identity
-        self._key = key
+        self._security = security
         self._options = options
         self._timers = timers or Timers()
         self._links: dict[_Endpoints, SenderLink] = {}
@@ -43,11 +45,11 @@ class LinkPool:
         link = self._links.get(ticket.endpoints)
         if link is None or not link.alive:
             link = await self._dial(ticket.endpoints)
-        if link.peer.boot_id != ticket.boot_id:
+        if link.peer_boot_id != ticket.boot_id:
             raise LinkError(
                 "the receiver has restarted since it issued the ticket",
                 expected=f"boot {ticket.boot_id[:8]}",
-                found=f"boot {link.peer.boot_id[:8]}",
+                found=f"boot {link.peer_boot_id[:8]}",
                 do="reserve again",
                 transfer=ticket.transfer_id,
             )
@@ -63,7 +65,7 @@ class LinkPool:
 
     async def _connect(self, endpoints: Sequence[tuple[str, int]]) -> SenderLink:
         return await SenderLink.connect(
-            endpoints, identity=self._identity, key=self._key, options=self._options, timers=self._timers
+            endpoints, identity=self._identity, security=self._security, options=self._options, timers=self._timers
         )
 
     def _dialled(self, endpoints: _Endpoints, task: asyncio.Task[SenderLink]) -> None:

@@ -8,24 +8,28 @@ from prfaas_net.wire.events import (
     Completed,
     Delivered,
     Event,
+    LaneGivenUp,
     PeerDraining,
     ReceiveFailed,
     SealArrived,
     SendFailed,
     SessionLost,
+    TakenOver,
     TransferOpened,
 )
 from prfaas_net.wire.frames import HEADER_BYTES, Flags, Frame, FrameParser, FrameType, Header
-from prfaas_net.wire.handshake import Acceptor, Dialer, Hello, PeerIdentity
+from prfaas_net.wire.handshake import MAX_LANES, Acceptor, Dialer, Hello, PeerIdentity
 from prfaas_net.wire.incoming import IncomingTransfer
 from prfaas_net.wire.outgoing import OutgoingTransfer, SenderStats
-from prfaas_net.wire.receiving import Landing, ReceivingSession, Reservations
+from prfaas_net.wire.receiving import Landing, ReceivingSession
+from prfaas_net.wire.reservations import Reservations
 from prfaas_net.wire.sending import SendingSession, SendOrder
 from prfaas_net.wire.session import Session, Timers
 from prfaas_net.wire.tickets import Ticket, TicketSigner
 
 __all__ = [
     "HEADER_BYTES",
+    "MAX_LANES",
     "Acceptor",
     "Completed",
     "Delivered",
@@ -39,6 +43,7 @@ __all__ = [
     "Hello",
     "IncomingTransfer",
     "Landing",
+    "LaneGivenUp",
     "OutgoingTransfer",
     "PeerDraining",
     "PeerIdentity",
@@ -52,6 +57,7 @@ __all__ = [
     "SendingSession",
     "Session",
     "SessionLost",
+    "TakenOver",
     "Ticket",
     "TicketSigner",
     "Timers",

@@ -12,11 +12,13 @@ __all__ = [
     "Completed",
     "Delivered",
     "Event",
+    "LaneGivenUp",
     "PeerDraining",
     "ReceiveFailed",
     "SealArrived",
     "SendFailed",
     "SessionLost",
+    "TakenOver",
     "TransferOpened",
 ]
 
@@ -51,6 +53,22 @@ class ReceiveFailed:
 
 
 @dataclass(frozen=True)
+class LaneGivenUp:
+    """Both: a data connection makes no progress, and its chunks go on others; it must be shut down."""
+
+    lane: int
+
+
+@dataclass(frozen=True)
+class TakenOver:
+    """Receiver: the sender has opened the transfer on another session. ``lanes`` of this one still write into its
+    memory and must be shut down."""
+
+    transfer: IncomingTransfer
+    lanes: frozenset[int]
+
+
+@dataclass(frozen=True)
 class Delivered:
     """Sender: the receiver has confirmed the whole transfer."""
 
@@ -74,9 +92,26 @@ class PeerDraining:
 
 @dataclass(frozen=True)
 class SessionLost:
-    """The session is over; every transfer on it has failed or returned to its reservation."""
+    """The session is over.
+
+    Attributes:
+        final: its transfers have failed. Otherwise the connections died under it, and the transfers may go on with
+            another session: the receiver waits for a while, the sender has them as orphans.
+    """
 
     error: PrfaasError
+    final: bool
 
 
-Event = TransferOpened | SealArrived | Completed | ReceiveFailed | Delivered | SendFailed | PeerDraining | SessionLost
+Event = (
+    TransferOpened
+    | SealArrived
+    | Completed
+    | ReceiveFailed
+    | TakenOver
+    | LaneGivenUp
+    | Delivered
+    | SendFailed
+    | PeerDraining
+    | SessionLost
+)

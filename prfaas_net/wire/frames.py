@@ -183,6 +183,12 @@ class FrameParser:
         self._buffer = bytearray()
         self._header: Header | None = None
 
+    @property
+    def missing(self) -> int:
+        """Bytes that would complete the header, or the frame, that is being read."""
+        total = HEADER_BYTES if self._header is None else self._header.payload_bytes
+        return total - len(self._buffer)
+
     def feed(self, data: bytes | memoryview) -> Iterator[Frame]:
         """Take bytes as they came and yield the frames they complete.
 

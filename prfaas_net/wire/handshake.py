@@ -27,7 +27,9 @@ from prfaas_net.wire.states import ACCEPTOR, DIALER, Hand, HandEvent, Machine
 
 __all__ = ["MAX_LANES", "Acceptor", "Dialer", "Hello", "PeerIdentity"]
 
+# Data connections of one session at a time. Lane numbers are not used again, so they grow beyond it.
 MAX_LANES = 64
+MAX_LANE_NUMBER = 0xFFFF
 _HEX_ID = 32
 
 
@@ -73,8 +75,8 @@ class Hello:
         session, lane, nonce = body.get("session"), body.get("lane"), body.get("nonce")
         if not (_is_id(session) and _is_id(nonce)):
             raise ProtocolError("bad HELLO", expected="session and nonce of 32 hex digits")
-        if not isinstance(lane, int) or not 0 <= lane <= MAX_LANES:
-            raise ProtocolError("bad HELLO", expected=f"a lane from 0 to {MAX_LANES}", found=repr(lane)[:40])
+        if not isinstance(lane, int) or not 0 <= lane <= MAX_LANE_NUMBER:
+            raise ProtocolError("bad HELLO", expected=f"a lane from 0 to {MAX_LANE_NUMBER}", found=repr(lane)[:40])
         node, boot_id = str(body.get("node", ""))[:128], str(body.get("boot_id", ""))[:128]
         return cls(str(session), lane, node, boot_id, str(nonce))
 

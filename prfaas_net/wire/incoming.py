@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from prfaas_net.errors import CorruptionError, PrfaasError, UsageError
+from prfaas_net.errors import CorruptionError, DeadlineError, LinkError, PrfaasError, UsageError
 from prfaas_net.kv.chunks import ChunkTable, transfer_digest
 from prfaas_net.wire.bitmap import ChunkBitmap
 from prfaas_net.wire.states import RECEIVER, Machine, Rx, RxEvent
@@ -52,7 +52,10 @@ class IncomingTransfer:
         self.corrupt: dict[int, int] = {}
         self.discarded_chunks = 0
         # The session that presented the ticket; a second one may not present it at the same time.
-        self.owner: object | None = None
+        self.owner: Any = None
+        # After a lost link: how long the sender may take to come back, and what happened.
+        self.wait_until: float | None = None
+        self.link_error: PrfaasError | None = None
 
     @property
     def transfer_id(self) -> str:
@@ -75,12 +78,28 @@ class IncomingTransfer:
                 transfer=self.transfer_id,
             )  # fmt: skip
 
-    def lose_link(self) -> None:
+    def lose_link(self, error: PrfaasError, *, wait_until: float) -> None:
         """The session died; what has landed stays, a seal has to be said again."""
         self.owner = None
-        if self.state in (Rx.STREAMING, Rx.SEALED):
-            self.seal = None
-            self.machine.advance(RxEvent.LOSE_LINK)
+        self.link_error = error
+        self.wait_until = wait_until
+        self.seal = None
+        self.machine.advance(RxEvent.LOSE_LINK)
+
+    def overdue(self, *, now: float) -> PrfaasError | None:
+        """Why nobody should wait for it any longer, if so. For a transfer that no session holds."""
+        if now >= self.deadline:
+            return DeadlineError("the ticket's time is up", transfer=self.transfer_id)
+        if self.wait_until is not None and now >= self.wait_until:
+            found = None if self.link_error is None else self.link_error.line()
+            return LinkError("the link died and its sender did not come back", found=found, transfer=self.transfer_id)
+        return None
+
+    def fail(self, error: PrfaasError) -> None:
+        """The transfer will not complete."""
+        self.machine.advance(RxEvent.FAIL)
+        self.error = error
+        self.owner = None
 
     def __repr__(self) -> str:
         return (

@@ -8,7 +8,7 @@ from typing import Any
 from prfaas_net.errors import PrfaasError, UsageError
 from prfaas_net.kv.chunks import ChunkTable, transfer_digest
 from prfaas_net.wire.bitmap import ChunkBitmap
-from prfaas_net.wire.states import SENDER, Machine, Tx
+from prfaas_net.wire.states import SENDER, Machine, Tx, TxEvent
 from prfaas_net.wire.tickets import Ticket
 
 __all__ = ["OutgoingTransfer", "SenderStats"]
@@ -61,6 +61,8 @@ class OutgoingTransfer:
         self.n_hashed = 0
         self.seal_body: dict[str, Any] | None = None
         self.progress_at = now
+        # Whether the ticket was presented on an earlier session.
+        self.reopened = False
         self.stats = SenderStats(opened_s=now)
         self.error: PrfaasError | None = None
 
@@ -77,6 +79,17 @@ class OutgoingTransfer:
         if self.checksums[chunk] is None:
             self.n_hashed += 1
         self.checksums[chunk] = checksum
+
+    def lose_link(self) -> None:
+        """The session died. What has landed stays landed; the ticket has to be presented again."""
+        self.machine.advance(TxEvent.LOSE_LINK)
+        self.reopened = True
+
+    def fail(self, error: PrfaasError, *, now: float) -> None:
+        """The transfer will not complete."""
+        self.machine.advance(TxEvent.FAIL)
+        self.error = error
+        self.stats.done_s = now
 
     def digest(self) -> int | None:
         """Digest over all chunks, or None while some checksum is unknown."""

@@ -1,8 +1,7 @@
-"""The receiving end: reservations, and the sessions through which they are filled."""
+"""The receiving end of a session: where each chunk may land, and what its sender is told."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from prfaas_net.errors import (
@@ -10,72 +9,23 @@ from prfaas_net.errors import (
     BusyError,
     CorruptionError,
     DeadlineError,
+    LinkError,
     PrfaasError,
     ProtocolError,
     error_from_wire,
 )
-from prfaas_net.wire.events import Completed, ReceiveFailed, SealArrived, TransferOpened
+from prfaas_net.wire.events import Completed, LaneGivenUp, ReceiveFailed, SealArrived, TakenOver, TransferOpened
 from prfaas_net.wire.frames import Frame, FrameType, Header, encode, encode_json
 from prfaas_net.wire.incoming import IncomingTransfer
+from prfaas_net.wire.reservations import Reservations
 from prfaas_net.wire.session import Session, Timers
 from prfaas_net.wire.states import Rx, RxEvent
-from prfaas_net.wire.tickets import Ticket, TicketSigner
+from prfaas_net.wire.tickets import Ticket
 
-__all__ = ["Landing", "ReceivingSession", "Reservations"]
+__all__ = ["Landing", "ReceivingSession"]
 
 # TCP lets about one packet in 300 million through damaged; the same chunk four times over is something else.
 MAX_CORRUPT_ATTEMPTS = 4
-
-
-class Reservations:
-    """All transfers that a receiver has promised to take and that have not ended, shared by its sessions."""
-
-    def __init__(self, signer: TicketSigner) -> None:
-        self.signer = signer
-        self._by_id: dict[str, IncomingTransfer] = {}
-
-    def __len__(self) -> int:
-        return len(self._by_id)
-
-    def __iter__(self) -> Iterator[IncomingTransfer]:
-        return iter(tuple(self._by_id.values()))
-
-    def add(self, transfer: IncomingTransfer) -> None:
-        self._by_id[transfer.transfer_id] = transfer
-
-    def remove(self, transfer: IncomingTransfer) -> None:
-        self._by_id.pop(transfer.transfer_id, None)
-
-    def fail(self, transfer: IncomingTransfer, error: PrfaasError) -> bool:
-        """End a reservation that no session holds; False if one does, or if it has ended."""
-        if transfer.owner is not None or self._by_id.pop(transfer.transfer_id, None) is None:
-            return False
-        transfer.machine.advance(RxEvent.FAIL)
-        transfer.error = error
-        return True
-
-    def expire(self, *, now: float) -> list[IncomingTransfer]:
-        """End the reservations whose time passed while no session held them."""
-        overdue = [t for t in self if t.owner is None and now >= t.deadline]
-        for transfer in overdue:
-            self.fail(transfer, DeadlineError("nobody came with the ticket", transfer=transfer.transfer_id))
-        return overdue
-
-    def claim(self, ticket: Ticket, owner: object) -> IncomingTransfer:
-        """The reservation behind a ticket, from now on ``owner``'s.
-
-        Raises:
-            AuthError: the ticket is not ours, or its reservation has ended.
-            BusyError: another session is using it.
-        """
-        self.signer.check(ticket)
-        transfer = self._by_id.get(ticket.transfer_id)
-        if transfer is None:
-            raise AuthError("the ticket's reservation has ended", do="reserve again", transfer=ticket.transfer_id)
-        if transfer.owner is not None or transfer.landing:
-            raise BusyError("the ticket is in use on another session", transfer=ticket.transfer_id)
-        transfer.owner = owner
-        return transfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +44,15 @@ class ReceivingSession(Session):
 
     Args:
         reservations: shared with the other sessions of the same receiver.
+        peer: the sender's name.
         link_grace_s: how long a transfer whose session died waits for the sender to come back. 0: it fails.
     """
 
-    def __init__(self, reservations: Reservations, *, timers: Timers, now: float, link_grace_s: float = 0.0) -> None:
+    def __init__(
+        self, reservations: Reservations, *, peer: str, timers: Timers, now: float, link_grace_s: float = 0.0
+    ) -> None:
         super().__init__(timers=timers, now=now)
+        self.peer = peer
         self._reservations = reservations
         self._link_grace_s = link_grace_s
         self._transfers: dict[int, IncomingTransfer] = {}
@@ -114,6 +68,15 @@ class ReceivingSession(Session):
                 self._write(encode_json(FrameType.ABORT, error.to_wire(), transfer=handle))
                 self._finish(handle, error)
                 return
+
+    def give_up(self, transfer: IncomingTransfer) -> None:
+        """The sender has opened the transfer on another session; connections that still write into it must end."""
+        for handle, known in tuple(self._transfers.items()):
+            if known is transfer:
+                del self._transfers[handle]
+                moved = LinkError("the sender has moved to another session")
+                transfer.lose_link(moved, wait_until=transfer.deadline)
+                self._events.append(TakenOver(transfer, frozenset(transfer.landing.values())))
 
     # -- for the connections ------------------------------------------------------------------------------------
 
@@ -142,9 +105,13 @@ class ReceivingSession(Session):
                 found=f"chunk {chunk}, {header.payload_bytes} bytes at {header.offset}",
                 transfer=transfer.transfer_id,
             )
-        if chunk in transfer.landed or chunk in transfer.landing:
-            # Writing verified bytes again would tear them for a moment; twice the same is once too many.
+        if chunk in transfer.landed:
+            transfer.discarded_chunks += 1  # verified bytes are never written again
+            return None
+        if chunk in transfer.landing:
+            # The sender has given the other connection up, or it would not send the chunk again.
             transfer.discarded_chunks += 1
+            self._events.append(LaneGivenUp(transfer.landing[chunk]))
             return None
         transfer.landing[chunk] = lane
         return Landing(transfer, header.transfer, chunk, transfer.destinations[chunk], header.payload_xxh3)
@@ -244,16 +211,15 @@ class ReceivingSession(Session):
         self._release(handle)
         self._events.append(Completed(transfer))
 
-    def _release(self, handle: int) -> None:
+    def _release(self, handle: int) -> IncomingTransfer:
         transfer = self._transfers.pop(handle)
         transfer.owner = None
         self._reservations.remove(transfer)
+        return transfer
 
     def _finish(self, handle: int, error: PrfaasError) -> None:
-        transfer = self._transfers[handle]
-        transfer.machine.advance(RxEvent.FAIL)
-        transfer.error = error
-        self._release(handle)
+        transfer = self._release(handle)
+        transfer.fail(error)
         self._events.append(ReceiveFailed(transfer, error))
 
     def _before_output(self) -> None:
@@ -275,11 +241,10 @@ class ReceivingSession(Session):
                 error = DeadlineError("the ticket's time is up", found=found, transfer=transfer.transfer_id)
                 self.abort(transfer, error)
 
-    def _lose_transfers(self, error: PrfaasError, *, now: float) -> None:
+    def _lose_transfers(self, error: PrfaasError, *, now: float, final: bool) -> None:
         for handle, transfer in tuple(self._transfers.items()):
-            if self._link_grace_s > 0:
-                del self._transfers[handle]
-                transfer.lose_link()
-                transfer.deadline = min(transfer.deadline, now + self._link_grace_s)
-            else:
+            if final or self._link_grace_s <= 0:
                 self._finish(handle, error)
+            else:
+                del self._transfers[handle]
+                transfer.lose_link(error, wait_until=now + self._link_grace_s)

@@ -15,7 +15,7 @@ from prfaas_net.errors import (
     error_from_wire,
 )
 from prfaas_net.kv.chunks import ChunkTable
-from prfaas_net.wire.events import Delivered, SendFailed
+from prfaas_net.wire.events import Delivered, LaneGivenUp, SendFailed
 from prfaas_net.wire.frames import Flags, Frame, FrameType, Header, encode_json
 from prfaas_net.wire.outgoing import OutgoingTransfer
 from prfaas_net.wire.send_queue import SendQueue
@@ -24,6 +24,9 @@ from prfaas_net.wire.states import Tx, TxEvent
 from prfaas_net.wire.tickets import Ticket
 
 __all__ = ["SendOrder", "SendingSession"]
+
+# How soon a ticket that was refused because of its own old session is presented again.
+REOPEN_AFTER_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +52,21 @@ class SendOrder:
 
 
 class SendingSession(Session):
-    """Sans-IO; see :class:`~prfaas_net.wire.session.Session` for how a shell drives it."""
+    """Sans-IO; see :class:`~prfaas_net.wire.session.Session` for how a shell drives it.
 
-    def __init__(self, *, timers: Timers, now: float) -> None:
+    Args:
+        resumable: when the connections die, transfers become ``orphans`` for the next session to :meth:`adopt`
+            instead of failing.
+    """
+
+    def __init__(self, *, timers: Timers, now: float, resumable: bool = False) -> None:
         super().__init__(timers=timers, now=now)
+        self._resumable = resumable
+        self.orphans: list[OutgoingTransfer] = []
+        self._reopen_at: dict[OutgoingTransfer, float] = {}
+        # Chunks under way on each connection, and when it last got one acknowledged.
+        self._lane_load: dict[int, int] = {}
+        self._lane_progress: dict[int, float] = {}
         self._transfers: dict[int, OutgoingTransfer] = {}
         self._queue = SendQueue()
         self._last_handle = 0
@@ -81,22 +95,26 @@ class SendingSession(Session):
             raise LinkError("the link is down", found=self.error.line(), transfer=ticket.transfer_id)
         if self.draining:
             raise BusyError("the receiver is draining", do="use another decode node", transfer=ticket.transfer_id)
-        self._last_handle += 1
-        transfer = OutgoingTransfer(self._last_handle, ticket, table, deadline=deadline, now=now)
-        self._transfers[transfer.handle] = transfer
-        self._queue.add_transfer(transfer.handle, table.lengths, deadline=deadline)
-        self._write(encode_json(FrameType.OPEN, {"ticket": ticket.to_json()}, transfer=transfer.handle))
+        transfer = OutgoingTransfer(0, ticket, table, deadline=deadline, now=now)
+        self._present(transfer)
         return transfer
+
+    def adopt(self, transfer: OutgoingTransfer) -> None:
+        """Go on with an orphan of an earlier session: present its ticket again, send what has not landed."""
+        self._present(transfer)
+        for chunk in range(len(transfer.table)):
+            if chunk in transfer.ready and chunk not in transfer.acked:
+                self._queue.push(transfer.handle, chunk)
 
     def ready(self, transfer: OutgoingTransfer, chunk: int, checksum: int | None) -> None:
         """A chunk's bytes are final. Ignored once the transfer has ended."""
-        if transfer.handle not in self._transfers:
+        if transfer.machine.ended:
             return
         if chunk >= len(transfer.table) or not transfer.ready.add(chunk):
             raise UsageError("a chunk is ready once", found=chunk, transfer=transfer.transfer_id)
         if checksum is not None:
             transfer.set_checksum(chunk, checksum)
-        if chunk not in transfer.acked:
+        if self._holds(transfer) and chunk not in transfer.acked:
             self._queue.push(transfer.handle, chunk)
 
     def seal(self, transfer: OutgoingTransfer, body: dict[str, Any], *, now: float) -> None:
@@ -105,7 +123,7 @@ class SendingSession(Session):
         Raises:
             UsageError: some chunk is not ready, or it was sealed before.
         """
-        if transfer.handle not in self._transfers:
+        if transfer.machine.ended:
             return
         if not transfer.ready.full or transfer.seal_body is not None:
             raise UsageError(
@@ -119,9 +137,11 @@ class SendingSession(Session):
 
     def abort(self, transfer: OutgoingTransfer, error: PrfaasError, *, now: float) -> None:
         """Give the transfer up and tell the receiver why. Harmless once it has ended."""
-        if transfer.handle in self._transfers:
+        if transfer.machine.ended:
+            return
+        if self._holds(transfer):
             self._write(encode_json(FrameType.ABORT, error.to_wire(), transfer=transfer.handle))
-            self._finish(transfer, error, now=now)
+        self._finish(transfer, error, now=now)
 
     # -- for the connections ------------------------------------------------------------------------------------
 
@@ -132,9 +152,9 @@ class SendingSession(Session):
             return None
         handle, chunk = popped
         transfer = self._transfers[handle]
-        if not transfer.in_flight:
+        if not transfer.in_flight and transfer.sent_before.count <= transfer.acked.count:
             transfer.progress_at = now
-        transfer.in_flight[chunk] = lane
+        self._start_flight(transfer, chunk, lane, now=now)
         transfer.stats.lanes.add(lane)
         if transfer.stats.first_sent_s is None:
             transfer.stats.first_sent_s = now
@@ -144,7 +164,7 @@ class SendingSession(Session):
 
     def hashed(self, order: SendOrder, checksum: int) -> None:
         """The checksum of a chunk that was not hashed before it was pulled."""
-        if order.transfer.handle in self._transfers:
+        if not order.transfer.machine.ended:
             order.transfer.set_checksum(order.chunk, checksum)
             self._try_seal(order.transfer)
 
@@ -152,7 +172,7 @@ class SendingSession(Session):
         """A connection died: whatever it carried and was not acknowledged goes again on the others."""
         for transfer in self._transfers.values():
             for chunk in [c for c, carrier in transfer.in_flight.items() if carrier == lane]:
-                del transfer.in_flight[chunk]
+                self._end_flight(transfer, chunk)
                 self._queue.push(transfer.handle, chunk, front=True)
 
     # -- frames from the receiver -------------------------------------------------------------------------------
@@ -166,6 +186,7 @@ class SendingSession(Session):
         match frame.type:
             case FrameType.OPENED:
                 transfer.machine.advance(TxEvent.OPENED)
+                transfer.progress_at = now
                 self._acknowledge(transfer, frame, now=now)
                 self._queue.release(transfer.handle)
                 self._try_seal(transfer)
@@ -178,13 +199,15 @@ class SendingSession(Session):
             case FrameType.DONE:
                 self._done(transfer, frame, now=now)
             case FrameType.ABORT:
-                self._finish(transfer, error_from_wire(frame.json()), now=now)
+                self._refused(transfer, error_from_wire(frame.json()), now=now)
             case _:
                 raise self._unexpected(frame)
 
     def _acknowledge(self, transfer: OutgoingTransfer, frame: Frame, *, now: float) -> None:
         for chunk in transfer.acked.merge(frame.header.chunk, frame.payload):
-            transfer.in_flight.pop(chunk, None)
+            lane = self._end_flight(transfer, chunk)
+            if lane is not None:
+                self._lane_progress[lane] = now
             self._queue.discard(transfer.handle, chunk)
             transfer.stats.acked_bytes += transfer.table.lengths[chunk]
             transfer.progress_at = now
@@ -193,7 +216,7 @@ class SendingSession(Session):
         if chunk >= len(transfer.table) or chunk not in transfer.ready:
             raise ProtocolError("the receiver asks for a chunk that was never sent", found=chunk)
         if chunk not in transfer.acked:
-            transfer.in_flight.pop(chunk, None)
+            self._end_flight(transfer, chunk)
             self._queue.push(transfer.handle, chunk, front=True)
 
     def _done(self, transfer: OutgoingTransfer, frame: Frame, *, now: float) -> None:
@@ -209,42 +232,91 @@ class SendingSession(Session):
 
     # -- inside -------------------------------------------------------------------------------------------------
 
+    def _holds(self, transfer: OutgoingTransfer) -> bool:
+        return self._transfers.get(transfer.handle) is transfer
+
+    def _present(self, transfer: OutgoingTransfer) -> None:
+        self._last_handle += 1
+        transfer.handle = self._last_handle
+        self._transfers[transfer.handle] = transfer
+        self._queue.add_transfer(transfer.handle, transfer.table.lengths, deadline=transfer.deadline)
+        self._write(encode_json(FrameType.OPEN, {"ticket": transfer.ticket.to_json()}, transfer=transfer.handle))
+
+    def _refused(self, transfer: OutgoingTransfer, error: PrfaasError, *, now: float) -> None:
+        """ABORT. A ticket that is presented again may be refused for a moment: the old session's connections have to
+        be off the memory first."""
+        if transfer.state is Tx.OPENING and transfer.reopened and isinstance(error, BusyError):
+            self._forget(transfer)
+            self._reopen_at[transfer] = now + REOPEN_AFTER_S
+        else:
+            self._finish(transfer, error, now=now)
+
     def _try_seal(self, transfer: OutgoingTransfer) -> None:
         """The seal carries the digest, so it waits for the last checksum; and for the receiver's consent."""
         digest = transfer.digest()
-        if transfer.state is Tx.STREAMING and transfer.seal_body is not None and digest is not None:
+        if (
+            transfer.state is Tx.STREAMING
+            and transfer.seal_body is not None
+            and digest is not None
+            and self._holds(transfer)
+        ):
             transfer.machine.advance(TxEvent.SEAL)
-            body = {
-                "digest": f"{digest:016x}",
-                "bytes": transfer.table.total_bytes,
-                "body": transfer.seal_body,
-            }
+            body = {"digest": f"{digest:016x}", "bytes": transfer.table.total_bytes, "body": transfer.seal_body}
             self._write(encode_json(FrameType.SEAL, body, transfer=transfer.handle))
 
     def _forget(self, transfer: OutgoingTransfer) -> None:
-        del self._transfers[transfer.handle]
-        self._queue.drop(transfer.handle)
-        transfer.in_flight.clear()
+        if self._holds(transfer):
+            del self._transfers[transfer.handle]
+            self._queue.drop(transfer.handle)
+        self._reopen_at.pop(transfer, None)
+        for chunk in tuple(transfer.in_flight):
+            self._end_flight(transfer, chunk)
 
     def _finish(self, transfer: OutgoingTransfer, error: PrfaasError, *, now: float) -> None:
-        transfer.machine.advance(TxEvent.FAIL)
-        transfer.error = error
-        transfer.stats.done_s = now
+        transfer.fail(error, now=now)
         self._forget(transfer)
         self._events.append(SendFailed(transfer, error))
 
     def _overdue_at(self, transfer: OutgoingTransfer) -> float:
-        if transfer.in_flight:
+        # Chunks that went and were given up wait in the queue; the receiver has said nothing of them either.
+        if transfer.in_flight or transfer.sent_before.count > transfer.acked.count:
             return min(transfer.deadline, transfer.progress_at + self.timers.stall_after_s)
         return transfer.deadline
 
     def _before_output(self) -> None:
         """Nothing is held back: opens, seals and aborts are urgent."""
 
+    def _start_flight(self, transfer: OutgoingTransfer, chunk: int, lane: int, *, now: float) -> None:
+        transfer.in_flight[chunk] = lane
+        load = self._lane_load[lane] = self._lane_load.get(lane, 0) + 1
+        if load == 1:
+            self._lane_progress[lane] = now
+
+    def _end_flight(self, transfer: OutgoingTransfer, chunk: int) -> int | None:
+        """The chunk is no longer under way; returns the connection that carried it."""
+        lane = transfer.in_flight.pop(chunk, None)
+        if lane is not None:
+            self._lane_load[lane] -= 1
+            if not self._lane_load[lane]:
+                del self._lane_load[lane]
+        return lane
+
     def _transfer_deadline(self) -> float | None:
-        return min(map(self._overdue_at, self._transfers.values()), default=None)
+        stalls = (self._lane_progress[lane] + self.timers.lane_stall_s for lane in self._lane_load)
+        return min([*map(self._overdue_at, self._transfers.values()), *self._reopen_at.values(), *stalls], default=None)
+
+    def _give_up_stalled_lanes(self, *, now: float) -> None:
+        for lane in tuple(self._lane_load):
+            if now >= self._lane_progress[lane] + self.timers.lane_stall_s:
+                self.lane_lost(lane)
+                self._events.append(LaneGivenUp(lane))
 
     def _end_overdue(self, *, now: float) -> None:
+        for transfer, at in tuple(self._reopen_at.items()):
+            if now >= at:
+                del self._reopen_at[transfer]
+                self.adopt(transfer)
+        self._give_up_stalled_lanes(now=now)
         for transfer in self.transfers:
             if now >= transfer.deadline:
                 error: PrfaasError = DeadlineError("the transfer's time is up", transfer=transfer.transfer_id)
@@ -258,6 +330,11 @@ class SendingSession(Session):
                 continue
             self.abort(transfer, error, now=now)
 
-    def _lose_transfers(self, error: PrfaasError, *, now: float) -> None:
-        for transfer in self.transfers:
-            self._finish(transfer, error, now=now)
+    def _lose_transfers(self, error: PrfaasError, *, now: float, final: bool) -> None:
+        for transfer in (*self.transfers, *self._reopen_at):
+            if final or not self._resumable:
+                self._finish(transfer, error, now=now)
+            else:
+                self._forget(transfer)
+                transfer.lose_link()
+                self.orphans.append(transfer)

@@ -29,11 +29,14 @@ class Timers:
         ping_interval_s: a ping leaves when nothing else was sent for so long.
         dead_after_s: the peer is dead when nothing came from it for so long. Several pings must have had the
             time to be answered, also behind a full queue of a slow link.
-        stall_after_s: a transfer whose sent chunks are not acknowledged for so long has failed.
+        lane_stall_s: a data connection none of whose chunks was acknowledged for so long is given up; its chunks go
+            again on the others.
+        stall_after_s: a transfer none of whose sent chunks was acknowledged for so long has failed.
     """
 
     ping_interval_s: float = 1.0
     dead_after_s: float = 10.0
+    lane_stall_s: float = 5.0
     stall_after_s: float = 20.0
 
 
@@ -101,18 +104,22 @@ class Session(ABC):
             self._said_at = now
         self._end_overdue(now=now)
 
-    def lost(self, error: PrfaasError, *, now: float) -> None:
-        """The connections died; nothing can be said to the peer any more."""
+    def lost(self, error: PrfaasError, *, now: float, final: bool = False) -> None:
+        """The connections died; nothing can be said to the peer any more.
+
+        Args:
+            final: one of the two sides wanted it so; there is no use in trying again.
+        """
         if self.error is None:
             self.error = error
-            self._lose_transfers(error, now=now)
+            self._lose_transfers(error, now=now, final=final)
             self._output.clear()
-            self._events.append(SessionLost(error))
+            self._events.append(SessionLost(error, final))
 
     def fail(self, error: PrfaasError, *, now: float) -> None:
         """End the session and tell the peer why."""
         if self.error is None:
-            self.lost(error, now=now)
+            self.lost(error, now=now, final=True)
             self._output.append(encode_json(FrameType.ERROR, error.to_wire()))
 
     def go_away(self, reason: str) -> None:
@@ -134,7 +141,7 @@ class Session(ABC):
                 self.draining = True
                 self._events.append(PeerDraining(str(frame.json().get("reason", ""))[:500]))
             case FrameType.ERROR:
-                self.lost(error_from_wire(frame.json()), now=now)
+                self.lost(error_from_wire(frame.json()), now=now, final=True)
             case _:
                 self._receive_transfer_frame(frame, now=now)
 
@@ -159,7 +166,7 @@ class Session(ABC):
     def _end_overdue(self, *, now: float) -> None: ...
 
     @abstractmethod
-    def _lose_transfers(self, error: PrfaasError, *, now: float) -> None: ...
+    def _lose_transfers(self, error: PrfaasError, *, now: float, final: bool) -> None: ...
 
     @abstractmethod
     def _before_output(self) -> None:

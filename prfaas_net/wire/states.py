@@ -7,7 +7,8 @@ The four machines:
 
 * ``DIALER`` and ``ACCEPTOR``: the handshake of one connection (see :mod:`prfaas_net.wire.handshake`).
 * ``SENDER``: a transfer as its sender sees it. Chunks are queued from the first moment, but none leaves before
-  the receiver has said that the ticket is good (``OPENED``).
+  the receiver has said that the ticket is good (``OPENED``). A lost link takes it back to ``opening``: the same
+  ticket is presented on the next one.
 * ``RECEIVER``: a transfer as its receiver sees it, from the reservation on. It can be *complete* only when every
   chunk has landed **and** the seal has come, in either order.
 
@@ -78,6 +79,7 @@ class TxEvent(StrEnum):
     NACK = "nack"
     SEAL = "seal"
     DONE = "done"
+    LOSE_LINK = "lose-link"
     FAIL = "fail"
 
 
@@ -122,18 +124,25 @@ ACCEPTOR: Table[Hand, HandEvent] = {
 }
 
 SENDER: Table[Tx, TxEvent] = {
-    Tx.OPENING: {TxEvent.READY: Tx.OPENING, TxEvent.OPENED: Tx.STREAMING, TxEvent.FAIL: Tx.FAILED},
+    Tx.OPENING: {
+        TxEvent.READY: Tx.OPENING,
+        TxEvent.OPENED: Tx.STREAMING,
+        TxEvent.LOSE_LINK: Tx.OPENING,
+        TxEvent.FAIL: Tx.FAILED,
+    },
     Tx.STREAMING: {
         TxEvent.READY: Tx.STREAMING,
         TxEvent.ACK: Tx.STREAMING,
         TxEvent.NACK: Tx.STREAMING,
         TxEvent.SEAL: Tx.SEALED,
+        TxEvent.LOSE_LINK: Tx.OPENING,
         TxEvent.FAIL: Tx.FAILED,
     },
     Tx.SEALED: {
         TxEvent.ACK: Tx.SEALED,
         TxEvent.NACK: Tx.SEALED,
         TxEvent.DONE: Tx.DONE,
+        TxEvent.LOSE_LINK: Tx.OPENING,
         TxEvent.FAIL: Tx.FAILED,
     },
     Tx.DONE: {},

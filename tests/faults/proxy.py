@@ -17,6 +17,7 @@ class FaultProxy:
     def __init__(self, target: tuple[str, int]) -> None:
         self.target = target
         self.address: tuple[str, int] = ("", 0)
+        self._server: asyncio.Server | None = None
         self._flows = asyncio.Event()
         self._flows.set()
         self._writers: set[asyncio.StreamWriter] = set()
@@ -59,17 +60,25 @@ class FaultProxy:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        self.address = self._server.sockets[0].getsockname()[:2]
+
+    async def close(self) -> None:
+        """Refuse new connections and cut the open ones."""
+        if self._server is not None:
+            self._server.close()
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
 
 @contextlib.asynccontextmanager
 async def fault_proxy(target: tuple[str, int]) -> AsyncIterator[FaultProxy]:
     """A proxy in front of ``target`` for the time of the block."""
     proxy = FaultProxy(target)
-    server = await asyncio.start_server(proxy._connected, "127.0.0.1", 0)
-    proxy.address = server.sockets[0].getsockname()[:2]
+    await proxy.start()
     try:
         yield proxy
     finally:
-        server.close()
-        for task in tuple(proxy._tasks):
-            task.cancel()
-        await asyncio.gather(*proxy._tasks, return_exceptions=True)
+        await proxy.close()

@@ -134,21 +134,36 @@ async def test_an_engine_that_leaves_a_layer_out_is_found_out(nodes: Nodes) -> N
         await hand.settled()
 
 
-async def test_a_link_that_dies_fails_the_request_and_the_next_one_dials_again(nodes: Nodes) -> None:
-    """RST in the middle of a prefill: LinkError on both sides within a second; the node recovers by itself."""
-    async with nodes(HashEngine(chunk_seconds=0.05)) as hand:
-        address = hand.decode_node.listener.address
-        async with fault_proxy(address) as proxy:
+async def test_a_link_that_dies_comes_back_with_its_transfer(nodes: Nodes) -> None:
+    """RST on every connection in the middle of a prefill: the request does not notice."""
+    async with nodes(HashEngine(chunk_seconds=0.05)) as hand, fault_proxy(hand.decode_node.listener.address) as proxy:
+        hand.decode_node.config.kv.advertise["prfaas"] = proxy.address
+        async with hand.decode(len(PROMPT)) as decode:
+            ticket = (await decode.next())["ticket"]
+            async with hand.prefill(PROMPT, ticket) as prefill:
+                await prefill.until("progress")
+                proxy.reset()
+                assert (await prefill.until("done"))["event"] == "done"
+                assert tokens(await decode.all()) == HashEngine().generate(PROMPT, SAMPLING)
+        await hand.settled()
+
+
+async def test_a_link_that_stays_dead_fails_the_request_and_the_next_one_dials_again(nodes: Nodes) -> None:
+    """The path is gone for good: LinkError on both sides when the window has passed; the node recovers by itself."""
+    window = {"kv": {"resume_window": "300ms", "arena": "8MiB"}}
+    async with nodes(HashEngine(chunk_seconds=0.05), prefill=window, decode=window) as hand:
+        async with fault_proxy(hand.decode_node.listener.address) as proxy:
             hand.decode_node.config.kv.advertise["prfaas"] = proxy.address
             async with hand.decode(len(PROMPT)) as decode:
                 ticket = (await decode.next())["ticket"]
                 async with hand.prefill(PROMPT, ticket) as prefill:
                     await prefill.until("progress")
-                    proxy.reset()
-                    async with asyncio.timeout(1):
+                    await proxy.close()
+                    async with asyncio.timeout(2):
                         events = [await prefill.until("done"), await decode.until("finish")]
             assert [event["error"]["error"] for event in events] == ["LinkError", "LinkError"]
             await hand.settled()
+            del hand.decode_node.config.kv.advertise["prfaas"]
             decoded, _ = await run(hand, PROMPT)
             assert tokens(decoded) == HashEngine().generate(PROMPT, SAMPLING)
 

@@ -20,8 +20,7 @@ from prfaas_net.errors import (
     ProtocolError,
 )
 from prfaas_net.kv import ChunkTable
-from prfaas_net.transport import Identity, KvListener, LinkOptions, SenderLink
-from prfaas_net.transport.pool import LinkPool
+from prfaas_net.transport import Identity, KvListener, LinkOptions, LinkPool, Security, SenderLink
 from prfaas_net.wire import FrameType, Header
 from tests.faults.proxy import fault_proxy
 from tests.transport.conftest import TIMERS, Connect, open_transfer, reserve
@@ -133,7 +132,7 @@ async def test_a_dead_data_connection_costs_only_its_chunks(listener: KvListener
     outgoing.ready_all()
     outgoing.seal({})
     await until(lambda: incoming.transfer.landed.count >= 3)
-    link._lanes[2].shutdown()
+    next(iter(link._now.lanes.values())).shutdown()
     await incoming.landed()
     assert np.array_equal(memory, source)
     await outgoing.wait()
@@ -146,7 +145,7 @@ async def test_a_sender_that_vanishes_fails_the_transfer_at_once(listener: KvLis
     incoming, _ = reserve(listener, TABLE)
     outgoing = open_transfer(link, incoming, SOURCE)
     outgoing.ready(0)
-    transport = link._driver._transport
+    transport = link._now.driver._transport
     assert transport is not None
     transport.abort()
     async with asyncio.timeout(1):
@@ -215,16 +214,19 @@ async def test_a_ticket_nobody_uses_ends_at_its_lifetime(listener: KvListener) -
 
 async def test_wrong_keys_are_refused_and_right_ones_serve() -> None:
     """The dialer's error says what to set; nothing but loopback opens without a key."""
-    server = KvListener(identity=Identity("d0"), key=b"right key right key", timers=TIMERS)
+    server = KvListener(identity=Identity("d0"), security=Security(b"right key right key"), timers=TIMERS)
     await server.start("127.0.0.1", 0)
     try:
         for key in (None, b"wrong key wrong key"):
             with pytest.raises(AuthError, match=r"kv\.shared_key"):
                 await SenderLink.connect(
-                    [server.address], identity=Identity("p"), key=key, options=LinkOptions(connections=1)
+                    [server.address], identity=Identity("p"), security=Security(key), options=LinkOptions(connections=1)
                 )
         link = await SenderLink.connect(
-            [server.address], identity=Identity("p"), key=b"right key right key", options=LinkOptions(connections=1)
+            [server.address],
+            identity=Identity("p"),
+            security=Security(b"right key right key"),
+            options=LinkOptions(connections=1),
         )
         await link.close()
     finally:
@@ -297,7 +299,7 @@ async def test_bytes_that_change_after_hashing_are_not_delivered(listener: KvLis
     incoming, _ = reserve(listener, TABLE)
     outgoing = open_transfer(link, incoming, source)
     for chunk in range(len(TABLE)):
-        outgoing.ready(chunk) if chunk else outgoing._link._ready(outgoing.transfer, 0, 12345)
+        outgoing.ready(chunk) if chunk else link.ready(outgoing.transfer, 0, 12345)
     outgoing.seal({})
     for end in (outgoing.wait(), incoming.landed()):
         with pytest.raises(CorruptionError, match="came wrong 4 times"):
@@ -307,7 +309,7 @@ async def test_bytes_that_change_after_hashing_are_not_delivered(listener: KvLis
 
 async def test_a_pool_dials_once_for_many_and_again_after_a_loss(listener: KvListener) -> None:
     """Single flight; a dead link is replaced; a ticket of another boot is stale."""
-    pool = LinkPool(identity=Identity("p0"), key=None, options=LinkOptions(connections=1), timers=TIMERS)
+    pool = LinkPool(identity=Identity("p0"), security=Security(), options=LinkOptions(connections=1), timers=TIMERS)
     incoming, _ = reserve(listener, TABLE)
     try:
         links = await asyncio.gather(*(pool.get(incoming.ticket) for _ in range(16)))
@@ -326,9 +328,13 @@ async def test_a_pool_dials_once_for_many_and_again_after_a_loss(listener: KvLis
 
 
 async def test_close_leaves_no_thread_and_no_socket(listener: KvListener, connect: Connect) -> None:
-    """Threads and connections return to where they were."""
-    before = threading.active_count()
+    """Lanes and connections return to none."""
+
+    def lanes() -> int:
+        return sum(thread.name.startswith("kv-lane") for thread in threading.enumerate())
+
     for _ in range(3):
         link = await connect(4)
+        assert lanes() >= 4
         await link.close()
-    await until(lambda: not listener.connections and threading.active_count() <= before + 1)
+    await until(lambda: not listener.connections and not lanes())

@@ -25,18 +25,22 @@ from prfaas_net.wire import (
     Timers,
 )
 
-TIMERS = Timers(ping_interval_s=1.0, dead_after_s=10.0, stall_after_s=5.0)
+TIMERS = Timers(ping_interval_s=1.0, dead_after_s=10.0, lane_stall_s=2.0, stall_after_s=5.0)
 KEY = b"k" * 32
 
 
 class Pair:
     """A sender and a receiver, and everything that is between them."""
 
-    def __init__(self, *, link_grace_s: float = 0.0, reservations: Reservations | None = None) -> None:
+    def __init__(
+        self, *, link_grace_s: float = 0.0, reservations: Reservations | None = None, peer: str = "p0"
+    ) -> None:
         self.now = 100.0
         self.reservations = Reservations(TicketSigner(KEY)) if reservations is None else reservations
-        self.sender = SendingSession(timers=TIMERS, now=self.now)
-        self.receiver = ReceivingSession(self.reservations, timers=TIMERS, now=self.now, link_grace_s=link_grace_s)
+        self.sender = SendingSession(timers=TIMERS, now=self.now, resumable=link_grace_s > 0)
+        self.receiver = ReceivingSession(
+            self.reservations, peer=peer, timers=TIMERS, now=self.now, link_grace_s=link_grace_s
+        )
         self.sender_events: list[Event] = []
         self.receiver_events: list[Event] = []
         self.sources: dict[int, Sequence[memoryview]] = {}

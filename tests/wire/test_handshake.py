@@ -88,7 +88,7 @@ def test_a_refusal_reaches_the_dialer_as_the_same_error() -> None:
         ({"session": "xyz"}, ProtocolError),
         ({"session": 7}, ProtocolError),
         ({"nonce": ""}, ProtocolError),
-        ({"lane": 65}, ProtocolError),
+        ({"lane": 65536}, ProtocolError),
         ({"lane": -1}, ProtocolError),
         ({"lane": "1"}, ProtocolError),
     ],

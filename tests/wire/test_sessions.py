@@ -21,11 +21,15 @@ from prfaas_net.wire import (
     Delivered,
     FrameType,
     Header,
+    IncomingTransfer,
+    LaneGivenUp,
+    OutgoingTransfer,
     PeerDraining,
     ReceiveFailed,
     SealArrived,
     SendFailed,
     SessionLost,
+    TakenOver,
     TransferOpened,
 )
 from prfaas_net.wire.frames import encode, encode_json
@@ -169,6 +173,8 @@ def test_a_lost_lane_returns_its_chunks() -> None:
     assert again is not None
     assert again.chunk == lost.chunk
     assert pair.carry(again, 2) is False
+    pair.exchange_control()
+    assert of_type(pair.receiver_events, LaneGivenUp) == [LaneGivenUp(1)]
     pair.receiver.aborted(landing)
     pair.run()
     assert np.array_equal(memory, SOURCE)
@@ -253,10 +259,10 @@ def test_a_used_ticket_is_worth_nothing() -> None:
     assert isinstance(replay.error, AuthError)
 
 
-def test_a_ticket_in_use_cannot_be_taken_over() -> None:
-    """A second session that presents the same ticket is told that it is busy."""
+def test_a_ticket_in_use_cannot_be_taken_over_by_somebody_else() -> None:
+    """A session of another sender that presents the same ticket is told that it is busy."""
     pair = Pair()
-    thief = Pair(reservations=pair.reservations)
+    thief = Pair(reservations=pair.reservations, peer="thief")
     incoming, _ = pair.reserve(TABLE)
     pair.open(incoming, SOURCE)
     pair.exchange_control()
@@ -323,6 +329,25 @@ def test_a_stalled_transfer_fails_long_before_its_deadline() -> None:
     assert incoming.state is Rx.FAILED
 
 
+def test_a_stalled_lane_costs_only_its_share() -> None:
+    """One connection swallows its chunk: it is given up, the chunk goes on another, the transfer completes."""
+    pair = Pair()
+    incoming, memory = pair.reserve(TABLE)
+    outgoing = pair.open(incoming, SOURCE)
+    pair.make_ready(outgoing)
+    pair.sender.seal(outgoing, {}, now=pair.now)
+    pair.exchange_control()
+    swallowed = pair.pull(lane=9)
+    assert swallowed is not None
+    pair.run()
+    assert not of_type(pair.receiver_events, Completed)
+    pair.advance(2.5)
+    assert of_type(pair.sender_events, LaneGivenUp) == [LaneGivenUp(9)]
+    pair.run()
+    assert np.array_equal(memory, SOURCE)
+    assert outgoing.state is Tx.DONE
+
+
 def test_waiting_for_the_engine_is_not_a_stall() -> None:
     """A prefill that takes long before its first chunk is none of the link's business."""
     pair = Pair()
@@ -359,29 +384,117 @@ def test_a_silent_peer_is_dead_after_dead_after_s() -> None:
     assert len(pair.reservations) == 0
 
 
-def test_with_grace_a_transfer_survives_its_link_and_resumes() -> None:
-    """What has landed stays; a new session with the same ticket sends only the rest."""
-    old = Pair(link_grace_s=30)
-    incoming, memory = old.reserve(TABLE)
-    first = old.open(incoming, SOURCE)
-    old.make_ready(first)
-    old.exchange_control()
+def half_sent(pair: Pair) -> tuple[IncomingTransfer, np.ndarray, OutgoingTransfer]:
+    """A transfer of which two chunks have landed."""
+    incoming, memory = pair.reserve(TABLE)
+    outgoing = pair.open(incoming, SOURCE)
+    pair.make_ready(outgoing, [0, 1, 2])
+    pair.exchange_control()
     for _ in range(2):
-        order = old.pull()
+        order = pair.pull()
         assert order is not None
-        old.carry(order)
-    old.receiver.lost(LinkError("gone"), now=old.now)
-    assert incoming.state == Rx.RESERVED
+        pair.carry(order)
+    pair.exchange_control()
+    return incoming, memory, outgoing
+
+
+def test_a_transfer_survives_the_loss_of_every_connection() -> None:
+    """What has landed stays; the next session of the same link sends only the rest, and what became ready meanwhile."""
+    old = Pair(link_grace_s=30)
+    incoming, memory, outgoing = half_sent(old)
+    for session in (old.sender, old.receiver):
+        session.lost(LinkError("gone"), now=old.now)
+    assert old.sender.orphans == [outgoing]
+    views = old.sources[outgoing.handle]
+    old.sender.ready(outgoing, 3, checksum(views[3]))
 
     new = Pair(link_grace_s=30, reservations=old.reservations)
-    second = new.open(incoming, SOURCE)
-    new.make_ready(second)
-    new.sender.seal(second, {}, now=new.now)
+    new.sender.adopt(outgoing)
+    new.sources[outgoing.handle] = views
     new.exchange_control()
-    assert second.acked.count == 2
+    assert outgoing.acked.count == 2
+    new.make_ready(outgoing, [4])
+    new.sender.seal(outgoing, {"first_token": 1}, now=new.now)
     new.run()
     assert np.array_equal(memory, SOURCE)
     assert new.receiver_events[-1] == Completed(incoming)
+    assert new.sender_events == [Delivered(outgoing)]
+    assert outgoing.stats.resent_chunks == 0
+
+
+def test_a_restarted_sender_goes_on_with_its_ticket() -> None:
+    """A new process with the same name presents the ticket: it is told what has landed, and sends the rest."""
+    old = Pair(link_grace_s=30)
+    incoming, memory, _ = half_sent(old)
+    old.receiver.lost(LinkError("gone"), now=old.now)
+    new = Pair(link_grace_s=30, reservations=old.reservations)
+    again = new.open(incoming, SOURCE)
+    new.make_ready(again)
+    new.sender.seal(again, {}, now=new.now)
+    new.exchange_control()
+    assert again.acked.count == 2
+    new.run()
+    assert np.array_equal(memory, SOURCE)
+
+
+def test_a_sender_that_is_back_before_its_loss_is_noticed_takes_its_ticket_over() -> None:
+    """The half-open old session lets go; its connections must leave the memory before the new one writes."""
+    old = Pair(link_grace_s=30)
+    incoming, memory, outgoing = half_sent(old)
+    order = old.pull(lane=7)
+    assert order is not None
+    landing = old.receiver.admit(Header.unpack(order.header(order.checksum or 0)), 7)
+    assert landing is not None
+    old.sender.lost(LinkError("gone"), now=old.now)
+    views = old.sources[outgoing.handle]
+
+    new = Pair(link_grace_s=30, reservations=old.reservations)
+    new.sender.adopt(outgoing)
+    new.exchange_control()
+    (taken,) = of_type(old.receiver.take_events(), TakenOver)
+    assert taken == TakenOver(incoming, frozenset({7}))
+    assert outgoing.state is Tx.OPENING
+    old.receiver.aborted(landing)
+    new.advance(0.1)
+    new.sources[outgoing.handle] = views
+    new.make_ready(outgoing, [3, 4])
+    new.sender.seal(outgoing, {}, now=new.now)
+    new.run()
+    assert np.array_equal(memory, SOURCE)
+    assert incoming.error is None
+
+
+def test_a_sender_that_does_not_come_back_is_not_waited_for_long() -> None:
+    """After the grace the reservation ends with what happened, long before its deadline."""
+    pair = Pair(link_grace_s=5)
+    incoming, _, _ = half_sent(pair)
+    pair.receiver.lost(LinkError("cable cut"), now=pair.now)
+    assert pair.reservations.expire(now=pair.now + 4.9) == []
+    assert pair.reservations.expire(now=pair.now + 5) == [incoming]
+    assert isinstance(incoming.error, LinkError)
+    assert "cable cut" in incoming.error.line()
+
+
+def test_an_end_that_one_side_wanted_is_final() -> None:
+    """A session closed with ERROR fails its transfers at once, grace or not: nobody will come back."""
+    pair = Pair(link_grace_s=30)
+    incoming, _, outgoing = half_sent(pair)
+    pair.sender.fail(LinkError("shutting down"), now=pair.now)
+    pair.exchange_control()
+    assert isinstance(incoming.error, LinkError)
+    assert isinstance(outgoing.error, LinkError)
+    assert pair.sender.orphans == []
+    assert len(pair.reservations) == 0
+
+
+def test_an_orphan_can_be_given_up() -> None:
+    """Abort between two sessions ends the transfer for its user."""
+    pair = Pair(link_grace_s=30)
+    _, _, outgoing = half_sent(pair)
+    pair.sender.lost(LinkError("gone"), now=pair.now)
+    pair.sender.abort(outgoing, CancelledByPeer("no time for this"), now=pair.now)
+    assert of_type(pair.sender.take_events(), SendFailed)
+    assert outgoing.state is Tx.FAILED
 
 
 def test_a_draining_receiver_takes_no_new_transfers() -> None:

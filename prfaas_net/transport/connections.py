@@ -1,0 +1,120 @@
+"""The sending side's connections of one session: control and lanes, from dialled to closed."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+
+from prfaas_net.clock import Clock
+from prfaas_net.errors import LinkError
+from prfaas_net.transport.driver import SessionDriver
+from prfaas_net.transport.lanes import Lane, SendLane
+from prfaas_net.transport.streams import Stream
+from prfaas_net.wire import Event, OutgoingTransfer, PeerIdentity, SendingSession
+
+__all__ = ["SendingConnections"]
+
+Views = Callable[[OutgoingTransfer, int], memoryview]
+
+
+class SendingConnections:
+    """One session and its sockets.
+
+    Args:
+        work: guards the session; lanes wait on it for chunks.
+        views: finds a chunk's bytes.
+        on_change: called on the loop when a lane has ended.
+    """
+
+    def __init__(
+        self,
+        session: SendingSession,
+        peer: PeerIdentity,
+        *,
+        work: threading.Condition,
+        lock: threading.Lock,
+        clock: Clock,
+        views: Views,
+        on_event: Callable[[Event], None],
+        on_change: Callable[[], None],
+    ) -> None:
+        self.session = session
+        self.peer = peer
+        self.lanes: dict[int, SendLane] = {}
+        self._work = work
+        self._clock = clock
+        self._views = views
+        self._on_change = on_change
+        self.driver = SessionDriver(session, clock=clock, lock=lock, on_event=on_event, on_pump=self._wake_lanes)
+
+    async def attach(self, control: Stream) -> None:
+        """Take over the control connection."""
+        await self.driver.attach(control)
+
+    def add_lane(self, number: int, stream: Stream) -> None:
+        """Take over a data connection and let it pull chunks."""
+        lane = SendLane(
+            number, stream, self.session, work=self._work, views=self._views, clock=self._clock,
+            wake=self.driver.wake, on_end=self._lane_ended,
+        )  # fmt: skip
+        self.lanes[number] = lane
+        lane.start()
+
+    def retire_lane(self, number: int) -> None:
+        """Let a lane finish the chunk it is sending, and end."""
+        with self._work:
+            self.lanes[number].closing = True
+            self._work.notify_all()
+
+    def shut_lane(self, number: int) -> None:
+        """End a lane, whatever it is doing."""
+        lane = self.lanes.get(number)
+        if lane is not None:
+            lane.closing = True
+            lane.shutdown()
+
+    def end_lanes(self) -> None:
+        """Shut every lane down, whatever it is doing."""
+        with self._work:
+            for lane in self.lanes.values():
+                lane.closing = True
+            self._work.notify_all()
+        for lane in tuple(self.lanes.values()):
+            lane.shutdown()
+
+    async def close(self, reason: str, *, timeout_s: float) -> None:
+        """End the session, telling the peer; joins the threads."""
+        await self.driver.close(reason, timeout_s=timeout_s)
+        await self.join_lanes(timeout_s)
+
+    async def join_lanes(self, timeout_s: float) -> None:
+        """Shut the lanes down and wait for their threads."""
+        lanes: Sequence[Lane] = tuple(self.lanes.values())
+        self.end_lanes()
+        await asyncio.gather(*(asyncio.to_thread(lane.join, timeout_s) for lane in lanes))
+
+    def _wake_lanes(self) -> None:
+        """Under the lock: a frame from the receiver may have freed chunks to send."""
+        if self.session.waiting:
+            self._work.notify_all()
+
+    def _lane_ended(self, lane: Lane, error: Exception | None) -> None:
+        """From the lane's thread: its last act."""
+        with self._work:
+            self.session.lane_lost(lane.number)
+            self._work.notify_all()
+        try:
+            self.driver.loop.call_soon_threadsafe(self._forget_lane, lane, error)
+        except RuntimeError:
+            lane.close()  # the loop is gone
+
+    def _forget_lane(self, lane: Lane, error: Exception | None) -> None:
+        lane.close()
+        del self.lanes[lane.number]
+        self._on_change()
+
+    def lost_every_lane(self, error: Exception | None) -> None:
+        """No data connection is left, and none can be made: the session is of no use."""
+        found = str(error) if error else "end of stream"
+        self.driver.lost(LinkError("every data connection of the link was closed", found=found))
