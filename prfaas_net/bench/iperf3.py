@@ -49,7 +49,8 @@ def _cpu_s(process: subprocess.Popen[bytes]) -> float:
 def measure(
     *,
     connections: int,
-    total_bytes: int,
+    total_bytes: int = 0,
+    steady_s: float = 0.0,
     host: str = "127.0.0.1",
     server_prefix: Sequence[str] = (),
     client_prefix: Sequence[str] = (),
@@ -58,15 +59,19 @@ def measure(
 ) -> Sample:
     """One run.
 
+    Args:
+        total_bytes: of all streams; or instead
+        steady_s: for so long, after two seconds that do not count.
+
     Raises:
         PeerError: it did not work.
     """
     port = str(_free_port())
     server_command = ["iperf3", "-s", "-1", "-B", host, "-p", port, "--idle-timeout", "20"]
-    client_command = [
-        "iperf3", "-c", host, "-p", port, "-P", str(connections), "-n", str(total_bytes // connections),
-        "-l", "1M", "-J", *(["-C", congestion_control] if congestion_control else []),
-    ]  # fmt: skip
+    size = ["-t", str(max(1, round(steady_s))), "-O", "2"] if steady_s else ["-n", str(total_bytes // connections)]
+    client_command = ["iperf3", "-c", host, "-p", port, "-P", str(connections), *size, "-l", "1M", "-J"]
+    if congestion_control:
+        client_command += ["-C", congestion_control]
     server = _start([*server_prefix, *server_command], subprocess.DEVNULL)
     client: subprocess.Popen[bytes] | None = None
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
@@ -20,6 +21,8 @@ Progress = Callable[[str], None]
 FIRST_BYTES = 64 * KiB
 # Runs between two references: few, so that a machine whose speed changes from second to second changes for both.
 RUNS_PER_REFERENCE = 2
+# How long an idle process is watched while nothing else of the bench runs.
+ALONE_S = 0.5
 
 
 def _rotated(cases: Sequence[Case], by: int) -> Iterator[Case]:
@@ -53,14 +56,16 @@ def rows(pair: Pair, plan: Plan, progress: Progress) -> list[dict[str, Any]]:
 
 def loop_lateness(pair: Pair, plan: Plan, progress: Progress) -> dict[str, Any]:
     """p99 of the ends' loops while bulk runs, of an idle process beside it, and of one on the machine alone."""
+    for child in (pair.receiver, pair.sender):
+        child.ask("checksums", on=True)
     bulk, idle, alone = [], [], []
     with Child(ENDS, "idle") as bystander:
         for number in range(plan.lateness_runs):
             progress(f"loop lateness, {number + 1} of {plan.lateness_runs}")
             bystander.ask("watch_loop")
-            bystander.ask("checksums", on=True)
-            pair.connect(2)
+            time.sleep(ALONE_S)
             alone.append(bystander.ask("loop_lateness")["p99_s"])
+            pair.connect(2)
             watched = (bystander, pair.receiver, pair.sender)
             for child in watched:
                 child.ask("watch_loop")

@@ -24,6 +24,7 @@ class Place:
     """Where the two ends run: on loopback, or each in a network namespace."""
 
     host: str = "127.0.0.1"
+    device: str = "lo"
     receiver_prefix: Sequence[str] = ()
     sender_prefix: Sequence[str] = ()
 

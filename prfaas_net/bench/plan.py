@@ -8,7 +8,7 @@ from prfaas_net.bench.figures import Case
 from prfaas_net.errors import ConfigError
 from prfaas_net.units import GiB, KiB, MiB, parse_duration, parse_rate
 
-__all__ = ["FULL", "QUICK", "Exposure", "Path", "Plan", "parse_path"]
+__all__ = ["FULL", "QUICK", "Path", "Plan", "parse_path"]
 
 
 @dataclass(frozen=True)
@@ -19,13 +19,10 @@ class Path:
     rtt_s: float
     loss: float
 
-
-@dataclass(frozen=True)
-class Exposure:
-    """A prefill whose KVCache leaves while it runs."""
-
-    kv_bytes: int
-    prefill_s: float
+    @property
+    def bdp_bytes(self) -> int:
+        """Bandwidth-delay product: what is under way when the path is full."""
+        return int(self.rate_bps / 8 * self.rtt_s)
 
 
 @dataclass(frozen=True)
@@ -36,7 +33,8 @@ class Plan:
         cases: on loopback, each beside iperf3.
         run_bytes: of one loopback run.
         paths: emulated paths; ``path_s``: how long a transfer over one takes at its rate.
-        exposures: for each path, as shares of what it carries in a second.
+        ends: of a path: connections, and whether the kernel's buffers are raised to fit it (or are the host's).
+        exposures: of each path: seconds of prefill, and KVCache as a share of what the path carries meanwhile.
     """
 
     cases: tuple[Case, ...]
@@ -45,13 +43,13 @@ class Plan:
     lateness_runs: int
     first_byte_runs: int
     paths: tuple[Path, ...]
-    path_connections: tuple[int, ...]
+    ends: tuple[tuple[int, bool], ...]
     path_rounds: int
     path_s: float
     exposures: tuple[tuple[float, float], ...]
-    exposure_rounds: int
     peer_rounds: int
     peer_bytes: int
+    peers_on_paths: bool
 
     def with_path(self, path: Path) -> Plan:
         """The same over another path."""
@@ -69,13 +67,13 @@ QUICK = Plan(
     lateness_runs=3,
     first_byte_runs=200,
     paths=(Path(10**9, 0.08, 0.001),),
-    path_connections=(4,),
+    ends=((4, True),),
     path_rounds=1,
     path_s=3.0,
-    exposures=((1.0, 1.5),),
-    exposure_rounds=1,
+    exposures=((2.0, 1.5),),
     peer_rounds=1,
     peer_bytes=GiB,
+    peers_on_paths=False,
 )
 FULL = Plan(
     cases=_cases((1, 2, 4), (64 * KiB, 256 * KiB, MiB, 4 * MiB)),
@@ -84,13 +82,13 @@ FULL = Plan(
     lateness_runs=5,
     first_byte_runs=1000,
     paths=(Path(10**9, 0.08, 0.001), Path(2 * 10**8, 0.04, 0.0)),
-    path_connections=(1, 4, 8),
+    ends=((1, False), (4, False), (1, True), (4, True)),
     path_rounds=3,
-    path_s=8.0,
-    exposures=((1.0, 1.5), (2.0, 1.5)),
-    exposure_rounds=3,
+    path_s=4.0,
+    exposures=((2.0, 0.8), (2.0, 1.5)),
     peer_rounds=5,
     peer_bytes=2 * GiB,
+    peers_on_paths=True,
 )
 
 

@@ -6,6 +6,7 @@ import os
 import select
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -42,11 +43,13 @@ class Child:
         # Debug mode of asyncio would be measured along.
         environ = {k: v for k, v in os.environ.items() if k != "PYTHONASYNCIODEBUG"}
         path = os.pathsep.join(filter(None, (SOURCE, environ.get("PYTHONPATH"))))
+        # A file: nobody reads a pipe, and a library that talks would fill it and stop.
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
         self._process = subprocess.Popen(
             [*prefix, python, "-m", module, *args],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._stderr,
             env={**environ, "PYTHONPATH": path, **(env or {})},
             start_new_session=True,
         )
@@ -101,8 +104,9 @@ class Child:
 
     def _ended(self) -> PeerError:
         self._process.kill()
-        _, stderr = self._process.communicate()
-        last = stderr.decode(errors="replace").strip().splitlines()[-1:]
+        self._process.wait()
+        self._stderr.seek(0)
+        last = self._stderr.read().decode(errors="replace").strip().splitlines()[-1:]
         return PeerError(f"{self.name} ended", found=last[0] if last else f"exit code {self._process.returncode}")
 
     def close(self) -> None:
@@ -117,6 +121,6 @@ class Child:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        for pipe in (self._process.stdout, self._process.stderr):
-            if pipe is not None:
-                pipe.close()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        self._stderr.close()

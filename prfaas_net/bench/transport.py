@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
-from prfaas_net.bench import iperf3, loopback
+from prfaas_net.bench import iperf3, loopback, rivals
 from prfaas_net.bench.pair import Pair
 from prfaas_net.bench.plan import Plan
+from prfaas_net.bench.wan import wan
 
 __all__ = ["bench_transport"]
 
@@ -41,4 +43,9 @@ def bench_transport(
         report["rows"] = loopback.rows(pair, plan, progress)
         report["loop_lateness_p99_ms"] = loopback.loop_lateness(pair, plan, progress)
         report["first_byte"] = loopback.first_byte(pair, plan, progress)
+        if peers:
+            report["peers"] = rivals.rows(pair, plan, peer_python, progress, notes)
+    report["wan"], report["exposed"] = wan(
+        plan, progress, notes, peer_python=(peer_python or sys.executable) if peers and plan.peers_on_paths else None
+    )
     return report
