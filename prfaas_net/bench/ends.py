@@ -11,24 +11,30 @@ import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import orjson
 import uvloop
 
+from prfaas_net.bench.certificates import tls_files
 from prfaas_net.bench.echo import echo, serve_echo
 from prfaas_net.bench.meters import Lateness, cpu_s, percentile
 from prfaas_net.bench.region import Region
 from prfaas_net.bench.switches import switch_checksums
 from prfaas_net.errors import PrfaasError
 from prfaas_net.kv import ChunkTable
-from prfaas_net.transport import Identity, Incoming, KvListener, LinkOptions, SenderLink
+from prfaas_net.transport import Identity, Incoming, KvListener, LinkOptions, Security, SenderLink
 from prfaas_net.wire import Ticket
 
 __all__ = ["IdleEnd", "ReceivingEnd", "SendingEnd"]
 
 Answer = dict[str, Any]
 LIFETIME_S = 300.0
+
+
+def _security(key: str, certificates: str | None) -> Security:
+    return Security(key.encode(), tls_files(Path(certificates)) if certificates else None)
 
 
 class IdleEnd:
@@ -69,24 +75,26 @@ class ReceivingEnd(IdleEnd):
         super().__init__()
         self.commands |= {"listen": self.listen, "reserve": self.reserve, "landed": self.landed, "echo": self.echo}
         self._region = Region()
-        self._listener: KvListener | None = None
+        # By whether they speak TLS.
+        self._listeners: dict[bool, KvListener] = {}
         self._landing: dict[str, asyncio.Task[Answer]] = {}
         self._echo: socket.socket | None = None
 
-    async def listen(self, host: str, key: str | None) -> Answer:
-        """Open the KV port."""
-        self._listener = KvListener(identity=Identity("bench-receiver"), key=key.encode() if key else None)
-        await self._listener.start(host, 0)
-        return {"endpoint": self._listener.address}
+    async def listen(self, host: str, key: str, certificates: str | None = None) -> Answer:
+        """Open a KV port: with ``certificates``, a directory, another one inside TLS."""
+        listener = KvListener(identity=Identity("bench-receiver"), security=_security(key, certificates))
+        await listener.start(host, 0)
+        self._listeners[certificates is not None] = listener
+        return {"endpoint": listener.address}
 
-    async def reserve(self, total_bytes: int, chunk_bytes: int, clear: bool = True) -> Answer:
+    async def reserve(self, total_bytes: int, chunk_bytes: int, tls: bool = False, clear: bool = True) -> Answer:
         """Room for one transfer; its CPU time counts from here."""
-        assert self._listener is not None
+        listener = self._listeners[tls]
         table = ChunkTable.split(total_bytes, chunk_bytes)
         if clear:
             self._region.clear()
-        incoming = self._listener.reserve(
-            table, self._region.views(table), lifetime_s=LIFETIME_S, endpoints=[self._listener.address]
+        incoming = listener.reserve(
+            table, self._region.views(table), lifetime_s=LIFETIME_S, endpoints=[listener.address]
         )
         task = asyncio.create_task(self._land(incoming, cpu_s()))
         self._landing[incoming.ticket.transfer_id] = task
@@ -109,8 +117,8 @@ class ReceivingEnd(IdleEnd):
     async def close(self) -> None:
         if self._echo is not None:
             self._echo.close()
-        if self._listener is not None:
-            await self._listener.close()
+        for listener in self._listeners.values():
+            await listener.close()
 
 
 class SendingEnd(IdleEnd):
@@ -126,13 +134,15 @@ class SendingEnd(IdleEnd):
         self._region.fill()
         self._link: SenderLink | None = None
 
-    async def connect(self, endpoint: tuple[str, int], key: str | None, options: dict[str, Any]) -> Answer:
+    async def connect(
+        self, endpoint: tuple[str, int], key: str, options: dict[str, Any], certificates: str | None = None
+    ) -> Answer:
         """A fresh link."""
         host, port = endpoint
         self._link = await SenderLink.connect(
             [(host, port)],
             identity=Identity("bench-sender"),
-            key=key.encode() if key else None,
+            security=_security(key, certificates),
             options=LinkOptions(**options),
         )
         return {}

@@ -38,9 +38,10 @@ def _reference(connections: int, total_bytes: int) -> list[Sample]:
 
 def rows(pair: Pair, plan: Plan, progress: Progress) -> list[dict[str, Any]]:
     """Every case, every round between two iperf3 runs with as many streams."""
-    results = {case: Comparison(case) for case in plan.cases}
+    all_cases = [case for case in plan.cases if pair.has_tls or not case.tls]
+    results = {case: Comparison(case) for case in all_cases}
     for round_number in range(plan.rounds):
-        for connections, group in groupby(plan.cases, key=lambda case: case.connections):
+        for connections, group in groupby(all_cases, key=lambda case: case.connections):
             cases = list(_rotated(list(group), round_number))
             before = _reference(connections, plan.run_bytes)
             for start in range(0, len(cases), RUNS_PER_REFERENCE):

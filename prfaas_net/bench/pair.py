@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from prfaas_net.bench.certificates import make_certificates
 from prfaas_net.bench.figures import Case, Sample
 from prfaas_net.bench.processes import Child
 from prfaas_net.errors import CorruptionError
@@ -34,10 +37,16 @@ class Pair:
 
     def __init__(self, place: Place | None = None) -> None:
         self.place = place or Place()
+        self._directory = tempfile.TemporaryDirectory(prefix="prfaas-bench-")
+        self._tls = False
         self.receiver = Child(ENDS, "receive", prefix=self.place.receiver_prefix)
         try:
             self.sender = Child(ENDS, "send", prefix=self.place.sender_prefix)
-            self.endpoint = self.receiver.ask("listen", host=self.place.host, key=KEY)["endpoint"]
+            self._endpoint = self.receiver.ask("listen", host=self.place.host, key=KEY)["endpoint"]
+            self._tls_endpoint: Any = None
+            if make_certificates(Path(self._directory.name)):
+                answer = self.receiver.ask("listen", host=self.place.host, key=KEY, certificates=self._directory.name)
+                self._tls_endpoint = answer["endpoint"]
         except BaseException:
             self.close()
             raise
@@ -53,10 +62,23 @@ class Pair:
         for child in (getattr(self, "sender", None), self.receiver):
             if child is not None:
                 child.close()
+        self._directory.cleanup()
 
-    def connect(self, connections: int, **options: Any) -> None:
+    @property
+    def has_tls(self) -> bool:
+        """Whether certificates could be made."""
+        return self._tls_endpoint is not None
+
+    def connect(self, connections: int, *, tls: bool = False, **options: Any) -> None:
         """A fresh link."""
-        self.sender.ask("connect", endpoint=self.endpoint, key=KEY, options={"connections": connections, **options})
+        self._tls = tls
+        self.sender.ask(
+            "connect",
+            endpoint=self._tls_endpoint if tls else self._endpoint,
+            key=KEY,
+            options={"connections": connections, **options},
+            certificates=self._directory.name if tls else None,
+        )
 
     def hang_up(self) -> None:
         """End the link."""
@@ -68,15 +90,22 @@ class Pair:
         Raises:
             CorruptionError: what landed is not what was sent.
         """
-        ticket = self.receiver.ask("reserve", total_bytes=total_bytes, chunk_bytes=chunk_bytes, clear=clear)["ticket"]
+        ticket = self._reserve(total_bytes, chunk_bytes, clear)
         sent = self.sender.ask("send", ticket=ticket, chunk_bytes=chunk_bytes)
         return self._verified(ticket, total_bytes, sent)
 
     def prefill(self, total_bytes: int, chunk_bytes: int, prefill_s: float) -> dict[str, Any]:
         """One transfer whose chunks become ready over ``prefill_s``."""
-        ticket = self.receiver.ask("reserve", total_bytes=total_bytes, chunk_bytes=chunk_bytes)["ticket"]
+        ticket = self._reserve(total_bytes, chunk_bytes, True)
         sent = self.sender.ask("prefill", ticket=ticket, chunk_bytes=chunk_bytes, prefill_s=prefill_s)
         return self._verified(ticket, total_bytes, sent)
+
+    def _reserve(self, total_bytes: int, chunk_bytes: int, clear: bool) -> dict[str, Any]:
+        reserved = self.receiver.ask(
+            "reserve", total_bytes=total_bytes, chunk_bytes=chunk_bytes, tls=self._tls, clear=clear
+        )
+        ticket: dict[str, Any] = reserved["ticket"]
+        return ticket
 
     def _verified(self, ticket: dict[str, Any], total_bytes: int, sent: dict[str, Any]) -> dict[str, Any]:
         landed = self.receiver.ask("landed", transfer=ticket["transfer_id"], total_bytes=total_bytes)
@@ -88,7 +117,7 @@ class Pair:
         """One case, once, on a link of its own."""
         for child in (self.receiver, self.sender):
             child.ask("checksums", on=case.checksum)
-        self.connect(case.connections, **options)
+        self.connect(case.connections, tls=case.tls, **options)
         try:
             run = self.send(total_bytes, case.chunk_bytes)
         finally:

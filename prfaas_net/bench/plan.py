@@ -56,12 +56,15 @@ class Plan:
         return replace(self, paths=(path,))
 
 
-def _cases(connections: tuple[int, ...], chunk_bytes: tuple[int, ...]) -> tuple[Case, ...]:
-    return tuple(Case(n, size, checksum) for n in connections for size in chunk_bytes for checksum in (True, False))
+def _cases(connections: tuple[int, ...], chunk_bytes: tuple[int, ...], tls: tuple[int, ...]) -> tuple[Case, ...]:
+    """Every size with and without checksums; TLS with 1 MiB, which is what it is used with."""
+    cases = [Case(n, size, checksum) for n in connections for size in chunk_bytes for checksum in (True, False)]
+    cases += [Case(n, MiB, True, tls=True) for n in tls]
+    return tuple(sorted(cases, key=lambda case: (case.connections, case.tls)))
 
 
 QUICK = Plan(
-    cases=_cases((1, 2), (MiB,)),
+    cases=_cases((1, 2), (MiB,), tls=(2,)),
     rounds=5,
     run_bytes=GiB,
     lateness_runs=3,
@@ -76,7 +79,7 @@ QUICK = Plan(
     peers_on_paths=False,
 )
 FULL = Plan(
-    cases=_cases((1, 2, 4), (64 * KiB, 256 * KiB, MiB, 4 * MiB)),
+    cases=_cases((1, 2, 4), (64 * KiB, 256 * KiB, MiB, 4 * MiB), tls=(1, 2, 4)),
     rounds=5,
     run_bytes=2 * GiB,
     lateness_runs=5,
