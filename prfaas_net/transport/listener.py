@@ -21,7 +21,7 @@ from typing import Any
 
 from prfaas_net.clock import Clock, SystemClock
 from prfaas_net.config import is_loopback
-from prfaas_net.errors import CancelledByPeer, ConfigError, IncompatibleError, LinkError, PrfaasError
+from prfaas_net.errors import CancelledByPeer, ConfigError, CorruptionError, IncompatibleError, LinkError, PrfaasError
 from prfaas_net.kv.chunks import ChunkTable
 from prfaas_net.transport.driver import SessionDriver
 from prfaas_net.transport.handshaking import accept_handshake
@@ -304,8 +304,9 @@ class KvListener:
 
     def _lane_ended(self, peer: _Peer, lane: Lane, error: Exception | None) -> None:
         """From the lane's thread: its last act."""
-        if isinstance(error, PrfaasError):
-            # A peer that sends nonsense on one connection is not to be trusted on the others.
+        if isinstance(error, PrfaasError) and not isinstance(error, CorruptionError):
+            # A peer that sends nonsense on one connection is not to be trusted on the others. (Corruption is the
+            # network's doing, and costs the connection only.)
             with self._lock:
                 peer.session.fail(error, now=self._clock.now())
         try:

@@ -12,7 +12,7 @@ payload each carry their own xxh3_64. The layout, as ``docs/protocol.md`` gives 
         16    8 payload_bytes
         24    8 offset          DATA: of the chunk's first byte in the transfer, counted in chunk order
         32    4 chunk           DATA: number of the chunk; ACK: number of the bitmap's first chunk
-        36    4 reserved        0
+        36    4 sequence        control frames of a session: 1, 2, 3, ... in each direction; else 0
         40    8 payload_xxh3
         48    8 reserved        0
         56    8 header_xxh3     over the 56 bytes before it
@@ -96,12 +96,13 @@ class Header:
     offset: int
     chunk: int
     payload_xxh3: int
+    sequence: int = 0
 
     def pack(self) -> bytes:
         """The 64 bytes."""
         fields = _FIELDS.pack(
             MAGIC, VERSION, self.type, self.flags, self.transfer, self.payload_bytes,
-            self.offset, self.chunk, 0, self.payload_xxh3, 0,
+            self.offset, self.chunk, self.sequence, self.payload_xxh3, 0,
         )  # fmt: skip
         return fields + _SUM.pack(xxhash.xxh3_64_intdigest(fields))
 
@@ -114,11 +115,13 @@ class Header:
             IncompatibleError: it is another version of it.
             CorruptionError: the header's checksum does not match.
         """
-        magic, version, kind, flags, transfer, n_bytes, offset, chunk, _, payload_xxh3, _ = _FIELDS.unpack_from(data)
-        if magic != MAGIC:
-            raise ProtocolError("this is not a KV stream", expected=MAGIC, found=magic, do="check the port")
+        magic, version, kind, flags, transfer, n_bytes, offset, chunk, sequence, payload_xxh3, _ = _FIELDS.unpack_from(
+            data
+        )
         if _SUM.unpack_from(data, _FIELDS.size)[0] != xxhash.xxh3_64_intdigest(bytes(data[: _FIELDS.size])):
             raise CorruptionError("a frame header does not match its checksum")
+        if magic != MAGIC:
+            raise ProtocolError("this is not a KV stream", expected=MAGIC, found=magic, do="check the port")
         if version != VERSION:
             raise IncompatibleError(
                 "the peer speaks another version of the KV stream", expected=VERSION, found=version,
@@ -127,20 +130,26 @@ class Header:
         limit = MAX_CHUNK_BYTES if kind == FrameType.DATA else MAX_CONTROL_BYTES
         if n_bytes > limit:
             raise ProtocolError("a frame is too long", expected=f"at most {limit} bytes", found=n_bytes)
-        return cls(kind, flags, transfer, n_bytes, offset, chunk, payload_xxh3)
+        return cls(kind, flags, transfer, n_bytes, offset, chunk, payload_xxh3, sequence)
 
 
 def encode(
-    kind: FrameType, payload: bytes = b"", *, transfer: int = 0, chunk: int = 0, flags: Flags = Flags.NONE
+    kind: FrameType,
+    payload: bytes = b"",
+    *,
+    transfer: int = 0,
+    chunk: int = 0,
+    flags: Flags = Flags.NONE,
+    sequence: int = 0,
 ) -> bytes:
     """A whole control frame."""
     checksum = xxhash.xxh3_64_intdigest(payload)
-    return Header(kind, flags, transfer, len(payload), 0, chunk, checksum).pack() + payload
+    return Header(kind, flags, transfer, len(payload), 0, chunk, checksum, sequence).pack() + payload
 
 
-def encode_json(kind: FrameType, body: dict[str, Any], *, transfer: int = 0) -> bytes:
+def encode_json(kind: FrameType, body: dict[str, Any]) -> bytes:
     """A control frame whose payload is a JSON object."""
-    return encode(kind, orjson.dumps(body), transfer=transfer)
+    return encode(kind, orjson.dumps(body))
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +186,15 @@ class FrameParser:
 
     Holds at most one frame: a header and ``MAX_CONTROL_BYTES``. Unknown optional frames are skipped; anything
     else that is wrong raises, and the parser must not be used after that.
+
+    Args:
+        sequenced: frames must be numbered without a gap, as those of a session are: what is lost, repeated or out of
+            order on the way is then noticed even if each frame is sound in itself.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, sequenced: bool = False) -> None:
+        self._sequenced = sequenced
+        self._next_sequence = 1
         self._buffer = bytearray()
         self._header: Header | None = None
 
@@ -199,9 +214,10 @@ class FrameParser:
         while True:
             if self._header is None:
                 if len(self._buffer) < HEADER_BYTES:
-                    # A wrong peer is told at once, not when 64 bytes have dripped in.
+                    # A stranger is told at once, not when 64 bytes have dripped in. (Once a session is
+                    # established there are no strangers, only damage.)
                     head = bytes(self._buffer[: len(MAGIC)])
-                    if not MAGIC.startswith(head):
+                    if not self._sequenced and not MAGIC.startswith(head):
                         raise ProtocolError("this is not a KV stream", expected=MAGIC, found=head)
                     return
                 self._header = self._accept(Header.unpack(self._buffer))
@@ -217,8 +233,12 @@ class FrameParser:
             if header.type in _KNOWN:
                 yield Frame(header, payload)
 
-    @staticmethod
-    def _accept(header: Header) -> Header:
+    def _accept(self, header: Header) -> Header:
+        if self._sequenced and header.sequence != self._next_sequence:
+            raise CorruptionError(
+                "a control frame is missing or repeated", expected=self._next_sequence, found=header.sequence
+            )
+        self._next_sequence = (self._next_sequence + 1) & 0xFFFFFFFF
         if header.type == FrameType.DATA:
             raise ProtocolError("a data frame on a control connection")
         if header.type not in _KNOWN and not header.flags & Flags.OPTIONAL:

@@ -14,10 +14,11 @@ from prfaas_net.errors import (
     ProtocolError,
     error_from_wire,
 )
+from prfaas_net.wire.bitmap import ChunkBitmap
 from prfaas_net.wire.events import Completed, LaneGivenUp, ReceiveFailed, SealArrived, TakenOver, TransferOpened
-from prfaas_net.wire.frames import Frame, FrameType, Header, encode, encode_json
+from prfaas_net.wire.frames import Frame, FrameType, Header
 from prfaas_net.wire.incoming import IncomingTransfer
-from prfaas_net.wire.reservations import Reservations
+from prfaas_net.wire.reservations import Epitaph, Reservations
 from prfaas_net.wire.session import Session, Timers
 from prfaas_net.wire.states import Rx, RxEvent
 from prfaas_net.wire.tickets import Ticket
@@ -65,7 +66,7 @@ class ReceivingSession(Session):
         """Give a transfer of this session up and tell the sender why. Harmless once it has ended."""
         for handle, known in self._transfers.items():
             if known is transfer:
-                self._write(encode_json(FrameType.ABORT, error.to_wire(), transfer=handle))
+                self._write_json(FrameType.ABORT, error.to_wire(), transfer=handle)
                 self._finish(handle, error)
                 return
 
@@ -138,7 +139,7 @@ class ReceivingSession(Session):
         transfer.corrupt_chunks += 1
         attempts = transfer.corrupt[chunk] = transfer.corrupt.get(chunk, 0) + 1
         if attempts < MAX_CORRUPT_ATTEMPTS:
-            self._write(encode(FrameType.NACK, transfer=landing.handle, chunk=chunk))
+            self._write(FrameType.NACK, transfer=landing.handle, chunk=chunk)
             return
         error = CorruptionError(
             f"a chunk came wrong {attempts} times",
@@ -154,7 +155,7 @@ class ReceivingSession(Session):
         """The connection died in the middle of a chunk; ask for it again."""
         landing.transfer.landing.pop(landing.chunk, None)
         if self._transfers.get(landing.handle) is landing.transfer and self.error is None:
-            self._write(encode(FrameType.NACK, transfer=landing.handle, chunk=landing.chunk))
+            self._write(FrameType.NACK, transfer=landing.handle, chunk=landing.chunk)
 
     # -- frames from the sender ---------------------------------------------------------------------------------
 
@@ -183,16 +184,32 @@ class ReceivingSession(Session):
         if handle <= self._highest_handle:
             raise ProtocolError("transfer handles must grow", expected=f"> {self._highest_handle}", found=handle)
         self._highest_handle = handle
+        ticket = Ticket.from_json(frame.json().get("ticket"))
         try:
-            transfer = self._reservations.claim(Ticket.from_json(frame.json().get("ticket")), self)
+            epitaph = self._reservations.epitaph(ticket)
+            if epitaph is not None:
+                self._recall(handle, epitaph)
+                return
+            transfer = self._reservations.claim(ticket, self)
         except (AuthError, BusyError) as error:
-            self._write(encode_json(FrameType.ABORT, error.to_wire(), transfer=handle))
+            self._write_json(FrameType.ABORT, error.to_wire(), transfer=handle)
             return
         transfer.machine.advance(RxEvent.OPEN)
         self._transfers[handle] = transfer
         _, bits = transfer.landed.take_report(whole=True) or (0, b"")
-        self._write(encode(FrameType.OPENED, bits, transfer=handle))
+        self._write(FrameType.OPENED, bits, transfer=handle)
         self._events.append(TransferOpened(transfer))
+
+    def _recall(self, handle: int, epitaph: Epitaph) -> None:
+        """The transfer has ended, and its sender has not heard of it."""
+        if epitaph.error is not None:
+            self._write_json(FrameType.ABORT, epitaph.error.to_wire(), transfer=handle)
+            return
+        whole = ChunkBitmap(epitaph.n_chunks)
+        for chunk in range(epitaph.n_chunks):
+            whole.add(chunk)
+        _, bits = whole.take_report(whole=True) or (0, b"")
+        self._write(FrameType.DONE, bits, transfer=handle)
 
     # -- inside -------------------------------------------------------------------------------------------------
 
@@ -207,19 +224,19 @@ class ReceivingSession(Session):
             return
         transfer.machine.advance(RxEvent.FINISH)
         _, bits = transfer.landed.take_report(whole=True) or (0, b"")
-        self._write(encode(FrameType.DONE, bits, transfer=handle))
+        self._write(FrameType.DONE, bits, transfer=handle)
         self._release(handle)
         self._events.append(Completed(transfer))
 
-    def _release(self, handle: int) -> IncomingTransfer:
+    def _release(self, handle: int) -> None:
         transfer = self._transfers.pop(handle)
         transfer.owner = None
         self._reservations.remove(transfer)
-        return transfer
 
     def _finish(self, handle: int, error: PrfaasError) -> None:
-        transfer = self._release(handle)
+        transfer = self._transfers[handle]
         transfer.fail(error)
+        self._release(handle)
         self._events.append(ReceiveFailed(transfer, error))
 
     def _before_output(self) -> None:
@@ -229,7 +246,7 @@ class ReceivingSession(Session):
             report = transfer.landed.take_report()
             if report is not None:
                 first, bits = report
-                self._write(encode(FrameType.ACK, bits, transfer=handle, chunk=first))
+                self._write(FrameType.ACK, bits, transfer=handle, chunk=first)
 
     def _transfer_deadline(self) -> float | None:
         return min((transfer.deadline for transfer in self._transfers.values()), default=None)

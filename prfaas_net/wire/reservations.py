@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 from prfaas_net.errors import AuthError, BusyError, PrfaasError
 from prfaas_net.wire.incoming import IncomingTransfer
 from prfaas_net.wire.tickets import Ticket, TicketSigner
 
-__all__ = ["Owner", "Reservations"]
+__all__ = ["Epitaph", "Owner", "Reservations"]
+
+
+@dataclass(frozen=True)
+class Epitaph:
+    """What is remembered of a transfer that has ended.
+
+    Attributes:
+        error: why it failed; None if it was completed.
+        forget_at: end of its ticket's life, on the receiver's clock.
+    """
+
+    error: PrfaasError | None
+    n_chunks: int
+    forget_at: float
 
 
 class Owner(Protocol):
@@ -32,6 +47,9 @@ class Reservations:
     def __init__(self, signer: TicketSigner) -> None:
         self.signer = signer
         self._by_id: dict[str, IncomingTransfer] = {}
+        # Transfers that have ended, until their tickets' time is up: a sender that lost the last word of a session
+        # asks again, and must hear what became of its transfer.
+        self._ended: dict[str, Epitaph] = {}
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -43,18 +61,32 @@ class Reservations:
         self._by_id[transfer.transfer_id] = transfer
 
     def remove(self, transfer: IncomingTransfer) -> None:
-        self._by_id.pop(transfer.transfer_id, None)
+        """The transfer has ended."""
+        if self._by_id.pop(transfer.transfer_id, None) is not None:
+            self._ended[transfer.transfer_id] = Epitaph(transfer.error, len(transfer.table), transfer.deadline)
+
+    def epitaph(self, ticket: Ticket) -> Epitaph | None:
+        """What became of a ticket's transfer, if it has ended.
+
+        Raises:
+            AuthError: the ticket is not ours.
+        """
+        self.signer.check(ticket)
+        return self._ended.get(ticket.transfer_id)
 
     def fail(self, transfer: IncomingTransfer, error: PrfaasError) -> bool:
         """End a reservation that no session holds; False if one does, or if it has ended."""
-        if transfer.owner is not None or self._by_id.pop(transfer.transfer_id, None) is None:
+        if transfer.owner is not None or transfer.transfer_id not in self._by_id:
             return False
         transfer.fail(error)
+        self.remove(transfer)
         return True
 
     def expire(self, *, now: float) -> list[IncomingTransfer]:
         """End the reservations whose time passed while no session held them."""
         ended = []
+        for transfer_id in [name for name, epitaph in self._ended.items() if now >= epitaph.forget_at]:
+            del self._ended[transfer_id]
         for transfer in self:
             error = transfer.overdue(now=now) if transfer.owner is None else None
             if error is not None:

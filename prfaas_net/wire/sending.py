@@ -16,7 +16,7 @@ from prfaas_net.errors import (
 )
 from prfaas_net.kv.chunks import ChunkTable
 from prfaas_net.wire.events import Delivered, LaneGivenUp, SendFailed
-from prfaas_net.wire.frames import Flags, Frame, FrameType, Header, encode_json
+from prfaas_net.wire.frames import Flags, Frame, FrameType, Header
 from prfaas_net.wire.outgoing import OutgoingTransfer
 from prfaas_net.wire.send_queue import SendQueue
 from prfaas_net.wire.session import Session, Timers
@@ -140,7 +140,7 @@ class SendingSession(Session):
         if transfer.machine.ended:
             return
         if self._holds(transfer):
-            self._write(encode_json(FrameType.ABORT, error.to_wire(), transfer=transfer.handle))
+            self._write_json(FrameType.ABORT, error.to_wire(), transfer=transfer.handle)
         self._finish(transfer, error, now=now)
 
     # -- for the connections ------------------------------------------------------------------------------------
@@ -220,7 +220,8 @@ class SendingSession(Session):
             self._queue.push(transfer.handle, chunk, front=True)
 
     def _done(self, transfer: OutgoingTransfer, frame: Frame, *, now: float) -> None:
-        transfer.machine.advance(TxEvent.DONE)
+        recalled = transfer.state is Tx.OPENING and transfer.reopened
+        transfer.machine.advance(TxEvent.RECALL if recalled else TxEvent.DONE)
         for _ in transfer.acked.merge(frame.header.chunk, frame.payload):
             pass
         if not transfer.acked.full:
@@ -240,7 +241,7 @@ class SendingSession(Session):
         transfer.handle = self._last_handle
         self._transfers[transfer.handle] = transfer
         self._queue.add_transfer(transfer.handle, transfer.table.lengths, deadline=transfer.deadline)
-        self._write(encode_json(FrameType.OPEN, {"ticket": transfer.ticket.to_json()}, transfer=transfer.handle))
+        self._write_json(FrameType.OPEN, {"ticket": transfer.ticket.to_json()}, transfer=transfer.handle)
 
     def _refused(self, transfer: OutgoingTransfer, error: PrfaasError, *, now: float) -> None:
         """ABORT. A ticket that is presented again may be refused for a moment: the old session's connections have to
@@ -262,7 +263,7 @@ class SendingSession(Session):
         ):
             transfer.machine.advance(TxEvent.SEAL)
             body = {"digest": f"{digest:016x}", "bytes": transfer.table.total_bytes, "body": transfer.seal_body}
-            self._write(encode_json(FrameType.SEAL, body, transfer=transfer.handle))
+            self._write_json(FrameType.SEAL, body, transfer=transfer.handle)
 
     def _forget(self, transfer: OutgoingTransfer) -> None:
         if self._holds(transfer):

@@ -11,10 +11,13 @@ from __future__ import annotations
 import struct
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
-from prfaas_net.errors import LinkError, PrfaasError, ProtocolError, error_from_wire
+import orjson
+
+from prfaas_net.errors import CorruptionError, LinkError, PrfaasError, ProtocolError, error_from_wire
 from prfaas_net.wire.events import Event, PeerDraining, SessionLost
-from prfaas_net.wire.frames import Flags, Frame, FrameParser, FrameType, encode, encode_json
+from prfaas_net.wire.frames import Flags, Frame, FrameParser, FrameType, encode
 
 __all__ = ["Session", "Timers"]
 
@@ -48,7 +51,8 @@ class Session(ABC):
         self.error: PrfaasError | None = None
         self.rtt_s: float | None = None
         self.draining = False
-        self._parser = FrameParser()
+        self._parser = FrameParser(sequenced=True)
+        self._sequence = 1
         self._output: list[bytes] = []
         self._events: list[Event] = []
         self._heard_at = now
@@ -65,6 +69,9 @@ class Session(ABC):
             for frame in self._parser.feed(data):
                 if self.error is None:  # an ERROR frame may have ended it
                     self._receive_frame(frame, now=now)
+        except CorruptionError as error:
+            # The network's doing, not the peer's: give the connections up, and let the transfers go on with others.
+            self.lost(error, now=now)
         except PrfaasError as error:
             self.fail(error, now=now)
 
@@ -100,7 +107,7 @@ class Session(ABC):
             self.lost(LinkError(f"nothing came from the peer for {self.timers.dead_after_s:g} s"), now=now)
             return
         if now >= self._said_at + self.timers.ping_interval_s:
-            self._write(encode(FrameType.PING, _STAMP.pack(now), flags=Flags.OPTIONAL))
+            self._write(FrameType.PING, _STAMP.pack(now), flags=Flags.OPTIONAL)
             self._said_at = now
         self._end_overdue(now=now)
 
@@ -111,30 +118,46 @@ class Session(ABC):
             final: one of the two sides wanted it so; there is no use in trying again.
         """
         if self.error is None:
-            self.error = error
-            self._lose_transfers(error, now=now, final=final)
             self._output.clear()
-            self._events.append(SessionLost(error, final))
+            self._end(error, now=now, final=final)
 
     def fail(self, error: PrfaasError, *, now: float) -> None:
         """End the session and tell the peer why."""
         if self.error is None:
-            self.lost(error, now=now, final=True)
-            self._output.append(encode_json(FrameType.ERROR, error.to_wire()))
+            self._write_json(FrameType.ERROR, error.to_wire())
+            self._end(error, now=now, final=True)
 
     def go_away(self, reason: str) -> None:
         """Ask the peer for no new transfers; those under way go on."""
-        self._write(encode_json(FrameType.GOAWAY, {"reason": reason}))
+        self._write_json(FrameType.GOAWAY, {"reason": reason})
 
     # -- for the two ends ---------------------------------------------------------------------------------------
 
-    def _write(self, frame: bytes) -> None:
+    def _end(self, error: PrfaasError, *, now: float, final: bool) -> None:
+        self.error = error
+        self._lose_transfers(error, now=now, final=final)
+        self._events.append(SessionLost(error, final))
+
+    def _write(
+        self,
+        kind: FrameType,
+        payload: bytes = b"",
+        *,
+        transfer: int = 0,
+        chunk: int = 0,
+        flags: Flags = Flags.NONE,
+    ) -> None:
+        frame = encode(kind, payload, transfer=transfer, chunk=chunk, flags=flags, sequence=self._sequence)
+        self._sequence = (self._sequence + 1) & 0xFFFFFFFF
         self._output.append(frame)
+
+    def _write_json(self, kind: FrameType, body: dict[str, Any], *, transfer: int = 0) -> None:
+        self._write(kind, orjson.dumps(body), transfer=transfer)
 
     def _receive_frame(self, frame: Frame, *, now: float) -> None:
         match frame.type:
             case FrameType.PING:
-                self._write(encode(FrameType.PONG, frame.payload, flags=Flags.OPTIONAL))
+                self._write(FrameType.PONG, frame.payload, flags=Flags.OPTIONAL)
             case FrameType.PONG:
                 self._measure_rtt(frame.payload, now=now)
             case FrameType.GOAWAY:

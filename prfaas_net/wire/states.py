@@ -8,7 +8,8 @@ The four machines:
 * ``DIALER`` and ``ACCEPTOR``: the handshake of one connection (see :mod:`prfaas_net.wire.handshake`).
 * ``SENDER``: a transfer as its sender sees it. Chunks are queued from the first moment, but none leaves before
   the receiver has said that the ticket is good (``OPENED``). A lost link takes it back to ``opening``: the same
-  ticket is presented on the next one.
+  ticket is presented on the next one. If the last word of a session was lost, the answer may be that the transfer
+  was complete already (``recall``: DONE to an OPEN that is not the ticket's first).
 * ``RECEIVER``: a transfer as its receiver sees it, from the reservation on. It can be *complete* only when every
   chunk has landed **and** the seal has come, in either order.
 
@@ -79,6 +80,7 @@ class TxEvent(StrEnum):
     NACK = "nack"
     SEAL = "seal"
     DONE = "done"
+    RECALL = "recall"
     LOSE_LINK = "lose-link"
     FAIL = "fail"
 
@@ -127,6 +129,7 @@ SENDER: Table[Tx, TxEvent] = {
     Tx.OPENING: {
         TxEvent.READY: Tx.OPENING,
         TxEvent.OPENED: Tx.STREAMING,
+        TxEvent.RECALL: Tx.DONE,
         TxEvent.LOSE_LINK: Tx.OPENING,
         TxEvent.FAIL: Tx.FAILED,
     },

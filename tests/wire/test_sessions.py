@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -32,7 +34,6 @@ from prfaas_net.wire import (
     TakenOver,
     TransferOpened,
 )
-from prfaas_net.wire.frames import encode, encode_json
 from prfaas_net.wire.states import Rx, Tx
 from tests.wire.pair import Pair, of_type, random_bytes
 
@@ -141,9 +142,8 @@ def test_a_wrong_digest_fails_both_sides() -> None:
     incoming, _ = pair.reserve(TABLE)
     outgoing = pair.open(incoming, SOURCE)
     pair.exchange_control()
-    pair.receiver.receive(
-        encode_json(FrameType.SEAL, {"digest": "0" * 16, "body": {}}, transfer=outgoing.handle), now=pair.now
-    )
+    pair.sender._write_json(FrameType.SEAL, {"digest": "0" * 16, "body": {}}, transfer=outgoing.handle)
+    pair.exchange_control()
     pair.make_ready(outgoing)
     pair.run()
     (failed,) = of_type(pair.receiver_events, ReceiveFailed)
@@ -246,17 +246,58 @@ def test_an_unknown_or_forged_ticket_is_refused_and_the_session_lives() -> None:
     assert np.array_equal(memory, SOURCE)
 
 
-def test_a_used_ticket_is_worth_nothing() -> None:
-    """Replaying the ticket of a finished transfer is refused."""
+def test_a_used_ticket_moves_nothing() -> None:
+    """Replaying the ticket of a finished transfer writes no byte, and ends the replayer's session."""
     pair = Pair()
-    incoming, _ = pair.reserve(TABLE)
+    incoming, memory = pair.reserve(TABLE)
     outgoing = pair.open(incoming, SOURCE)
     pair.make_ready(outgoing)
     pair.sender.seal(outgoing, {}, now=pair.now)
     pair.run()
-    replay = pair.open(incoming, SOURCE)
-    pair.exchange_control()
-    assert isinstance(replay.error, AuthError)
+    memory[:] = 0xAB
+    replay = pair.open(incoming, random_bytes(TABLE.total_bytes, 9))
+    pair.make_ready(replay)
+    pair.run()
+    assert isinstance(replay.error, ProtocolError)
+    assert (memory == 0xAB).all()
+
+
+def test_the_last_word_of_a_session_is_said_again() -> None:
+    """DONE was lost with the link: the sender presents its ticket once more and hears that all has landed."""
+    old = Pair(link_grace_s=30)
+    incoming, memory, outgoing = half_sent(old)
+    old.make_ready(outgoing, [3, 4])
+    old.sender.seal(outgoing, {}, now=old.now)
+    old.receiver.receive(b"".join(old.sender.take_output(now=old.now)), now=old.now)
+    while (order := old.pull()) is not None:
+        old.carry(order)
+    assert of_type(old.receiver.take_events(), Completed) == [Completed(incoming)]
+    for session in (old.sender, old.receiver):
+        session.lost(LinkError("gone"), now=old.now)
+    new = Pair(link_grace_s=30, reservations=old.reservations)
+    new.sender.adopt(outgoing)
+    new.exchange_control()
+    assert new.sender_events == [Delivered(outgoing)]
+    assert np.array_equal(memory, SOURCE)
+    assert old.reservations.expire(now=new.now + 100) == []
+
+
+def test_a_missing_or_repeated_control_frame_is_noticed() -> None:
+    """Sound frames in the wrong number: the session is given up, not fooled, and its transfers can go on."""
+    changes: list[Callable[[list[bytes]], list[bytes]]] = [
+        lambda frames: frames[1:],
+        lambda frames: frames[:1] + frames,
+        lambda frames: frames[::-1],
+    ]
+    for change in changes:
+        pair = Pair(link_grace_s=30)
+        incoming, _, _ = half_sent(pair)
+        pair.sender.go_away("one")
+        pair.sender.go_away("two")
+        frames = pair.sender.take_output(now=pair.now)
+        pair.receiver.receive(b"".join(change(frames)), now=pair.now)
+        assert isinstance(pair.receiver.error, CorruptionError)
+        assert incoming.error is None
 
 
 def test_a_ticket_in_use_cannot_be_taken_over_by_somebody_else() -> None:
@@ -554,20 +595,21 @@ def test_a_frame_out_of_order_ends_the_session_with_a_typed_error(kind: FrameTyp
     outgoing = pair.open(incoming, SOURCE)
     if kind is not FrameType.ACK:
         pair.exchange_control()
-    pair.sender.receive(encode(kind, b"\x1f", transfer=outgoing.handle), now=pair.now)
+    pair.receiver._write(kind, b"\x1f", transfer=outgoing.handle)
+    pair.sender.receive(b"".join(pair.receiver.take_output(now=pair.now)), now=pair.now)
     assert isinstance(pair.sender.error, ProtocolError)
     assert isinstance(outgoing.error, ProtocolError)
     pair.exchange_control()
     assert isinstance(pair.receiver.error, ProtocolError)
 
 
-def test_garbage_ends_the_session_and_is_explained() -> None:
-    """Bytes of another protocol: ProtocolError on this side, the same told to the other."""
-    pair = Pair()
-    pair.receiver.receive(b"GET / HTTP/1.1\r\n\r\n", now=pair.now)
-    assert isinstance(pair.receiver.error, ProtocolError)
-    (said,) = pair.receiver.take_output(now=pair.now)
-    assert b"not a KV stream" in said
+def test_garbage_in_an_established_session_is_damage() -> None:
+    """The connections are given up; transfers may go on with others."""
+    pair = Pair(link_grace_s=30)
+    incoming, _, _ = half_sent(pair)
+    pair.receiver.receive(b"GET / HTTP/1.1\r\nHost: nowhere\r\n\r\n" * 3, now=pair.now)
+    assert isinstance(pair.receiver.error, CorruptionError)
+    assert incoming.error is None
 
 
 def test_misuse_is_told_to_the_user_and_sends_nothing() -> None:
