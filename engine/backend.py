@@ -7,6 +7,7 @@ code. Arrays are of type :data:`Array`: the two libraries share an interface, bu
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -28,11 +29,13 @@ class Backend:
         xp: the module, with NumPy's interface.
         shares_host_memory: whether its arrays can be views of a host buffer. Where they cannot, state is
             kept on the device and copied to the buffer when it is published.
+        new_copier: makes an :class:`engine.publish.Copier`; without one, copies to the host are waited for.
     """
 
     name: str
     xp: Any
     shares_host_memory: bool
+    new_copier: Callable[[], Any] | None = None
 
     def from_host(self, array: np.ndarray[Any, Any]) -> Array:
         """A host array as an array of this library; the very same one where memory is shared."""
@@ -42,6 +45,23 @@ class Backend:
         """An array of this library as a host array."""
         host: np.ndarray[Any, Any] = array if self.shares_host_memory else self.xp.asnumpy(array)
         return host
+
+    def load(self, stored: Array) -> Array:
+        """Rows of keys or values as float32."""
+        return stored if stored.dtype == np.float32 else stored.astype(np.float32)
+
+    def rounded(self, values: Array, dtype: str) -> Array:
+        """Float32 values rounded to what a type can hold, to nearest even; still float32."""
+        if dtype == "float32":
+            return values
+        bits = values.view(np.uint32)
+        bits = bits + (((bits >> np.uint32(16)) & np.uint32(1)) + np.uint32(0x7FFF))
+        bits &= np.uint32(0xFFFF0000)
+        return bits.view(np.float32)
+
+    def keep(self, target: Array, where: slice, values: Array, dtype: str) -> None:
+        """Write rows of keys or values; on a device the target is float32 whatever is stored."""
+        target[where] = self.rounded(values, dtype) if target.dtype == np.float32 else values
 
     def silu(self, x: Array) -> Array:
         """x * sigmoid(x), by tanh: it cannot overflow, and NumPy has it vectorised."""
@@ -59,6 +79,20 @@ class Backend:
         y = xp.where(x >= 0, np.float32(1.0), small)
         small += np.float32(1.0)
         y /= small
+        return y
+
+    def gelu(self, x: Array) -> Array:
+        """The tanh form of x * normal_cdf(x) (Hendrycks and Gimpel 2016)."""
+        xp = self.xp
+        inner = x * x
+        inner *= np.float32(0.044715)
+        inner += np.float32(1.0)
+        inner *= x
+        inner *= np.float32(0.7978845608028654)  # sqrt(2 / pi)
+        y = xp.tanh(inner)
+        y += np.float32(1.0)
+        y *= x
+        y *= np.float32(0.5)
         return y
 
     def softplus(self, x: Array) -> Array:

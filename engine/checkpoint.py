@@ -15,7 +15,9 @@ from engine.safetensors_files import StoredTensor, WeightFiles
 from engine.spec import ModelSpec
 from prfaas_net.errors import ConfigError
 
-__all__ = ["Checkpoint", "load_checkpoint"]
+__all__ = ["KV_DTYPES", "Checkpoint", "load_checkpoint"]
+
+KV_DTYPES = ("float32", "bfloat16")
 
 # Entries of a config that change nothing in the computation; all others are part of the weights' digest.
 _NOT_COMPUTED = frozenset({
@@ -45,11 +47,12 @@ class Checkpoint:
         return self.tensors[name].float32()
 
 
-def load_checkpoint(directory: Path, name: str | None = None) -> Checkpoint:
+def load_checkpoint(directory: Path, name: str | None = None, kv_dtype: str = "float32") -> Checkpoint:
     """Open and check a directory.
 
     Args:
         name: for people; the directory's own if not given.
+        kv_dtype: ``float32`` or ``bfloat16``: in which keys, values and latents are kept.
 
     Raises:
         ConfigError: anything that would make the model compute something else than the checkpoint's author
@@ -64,7 +67,12 @@ def load_checkpoint(directory: Path, name: str | None = None) -> Checkpoint:
                 "quantised weights are not supported", key,
                 expected="no such entry", found=config.get(key), do="use the unquantised checkpoint",
             )  # fmt: skip
-    spec = model_spec(config)
+    if kv_dtype not in KV_DTYPES:
+        raise ConfigError(
+            "keys and values cannot be kept in this type", expected=" or ".join(KV_DTYPES), found=kv_dtype,
+            do="correct kv_dtype",
+        )  # fmt: skip
+    spec = model_spec(config).stored_as(kv_dtype)
     files = WeightFiles(directory)
     tensors = _match(spec, files.tensors)
     computed = {key: value for key, value in config.body.items() if key not in _NOT_COMPUTED and value is not None}

@@ -78,7 +78,8 @@ def expected_state(layer: LayerLayout, cache: dict[str, np.ndarray[Any, Any]]) -
     """One layer's state as ours, from transformers' cache.
 
     Transformers keeps keys and values as [1, heads, T, d] (of latent attention: the latent as keys, the shared
-    entries as values) and one more column of the convolution's state than is ever read.
+    entries as values; of a window: one token less than it sees) and one more column of the convolution's state
+    than is ever read.
 
     Raises:
         ConfigError: a tensor of the layer is not there.
@@ -94,6 +95,8 @@ def expected_state(layer: LayerLayout, cache: dict[str, np.ndarray[Any, Any]]) -
         if names == {"latent"}:
             parts = [cache[prefix + "keys"][0, 0], cache[prefix + "values"][0, 0]]
             return {"latent": np.concatenate(parts, axis=-1)}
+        if names == {"recurrent"}:
+            return {"recurrent": cache[prefix + "linear_cache"][0]}
         return {
             "recurrent": cache[prefix + "recurrent_states.0"][0],
             "conv": cache[prefix + "conv_states.0"][0][:, 1:],

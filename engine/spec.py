@@ -7,14 +7,17 @@ its state before any weight is read, and builds the part that computes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 from engine.backend import Array, Backend
+from engine.rows import Rows
 from prfaas_net.kv import CacheLayout, KvKind, LayerLayout, TensorSpec
 
-__all__ = ["LayerSpec", "LayerState", "Mixer", "MixerSpec", "Mlp", "MlpSpec", "ModelSpec", "Shapes", "Weights"]
+__all__ = [
+    "LayerSpec", "LayerState", "Mixer", "MixerSpec", "Mlp", "MlpSpec", "ModelSpec", "Residuals", "Shapes", "Weights",
+]  # fmt: skip
 
 # Shape of every weight by its name within the part.
 Shapes: TypeAlias = dict[str, tuple[int, ...]]
@@ -25,15 +28,15 @@ LayerState: TypeAlias = Mapping[str, Array]
 
 
 class Mixer(Protocol):
-    """Mixes the tokens of one sequence."""
+    """Mixes the tokens of each sequence."""
 
-    def forward(self, x: Array, state: LayerState, start: int, n_out: int) -> Array:
-        """Take tokens ``start`` to ``start + T`` in; bring ``state`` up to date in place.
+    def forward(self, x: Array, states: Sequence[LayerState], rows: Rows, n_out: int) -> Array:
+        """Take the tokens of a pass in; bring the states up to date in place.
 
         Args:
-            x: [T, hidden_size], the tokens in order.
-            state: the layer's state after ``start`` tokens.
-            n_out: how many outputs are wanted, for the last tokens; 0 to T.
+            x: [rows, hidden_size], the tokens of all spans.
+            states: of each span, the layer's state after the tokens before it.
+            n_out: how many outputs are wanted, for the last rows; fewer than all only with a single span.
 
         Returns:
             [n_out, hidden_size]
@@ -55,9 +58,18 @@ class MixerSpec(Protocol):
     @property
     def kind(self) -> KvKind: ...
 
+    @property
+    def window_tokens(self) -> int:
+        """How many of the last tokens it sees, itself included; 0 for all."""
+        ...
+
     def cache_tensors(self) -> tuple[TensorSpec, ...]: ...
 
     def weight_shapes(self) -> Shapes: ...
+
+    def stored_as(self, dtype: str) -> MixerSpec:
+        """The same with rows of keys and values kept in another type. State that is summed up stays float32."""
+        ...
 
     def build(self, weights: Weights, backend: Backend) -> Mixer: ...
 
@@ -71,11 +83,30 @@ class MlpSpec(Protocol):
 
 
 @dataclass(frozen=True)
+class Residuals:
+    """Where a layer's norms stand, and how its halves are added to what passes by.
+
+    Attributes:
+        norms: names of the norms before the mixer, after it, before the MLP, after it; None where there is none.
+        norm_offset: added to the norms' weights (Gemma's and Qwen3-Next's are stored minus 1).
+        from_normed: what is added to is the normed input, not the input (MiniMax).
+        mixer_scales, mlp_scales: factors on (what passes by, the half's output).
+    """
+
+    norms: tuple[str, str | None, str, str | None] = ("input_layernorm", None, "post_attention_layernorm", None)
+    norm_offset: float = 0.0
+    from_normed: bool = False
+    mixer_scales: tuple[float, float] = (1.0, 1.0)
+    mlp_scales: tuple[float, float] = (1.0, 1.0)
+
+
+@dataclass(frozen=True)
 class LayerSpec:
     """One layer."""
 
     mixer: MixerSpec
     mlp: MlpSpec
+    residuals: Residuals = Residuals()
 
 
 @dataclass(frozen=True)
@@ -87,6 +118,9 @@ class ModelSpec:
         max_tokens: longest prompt plus output.
         tied: whether the output projection is the embedding.
         renames: text that a checkpoint may have in a weight's name, and what it is called here.
+        norm_offset: added to the last norm's weights.
+        embedding_scale: factor on the embeddings on their way in.
+        ignored: beginnings and ends of the names of weights that nothing here reads, such as further heads.
     """
 
     model_type: str
@@ -97,6 +131,14 @@ class ModelSpec:
     tied: bool
     layers: tuple[LayerSpec, ...]
     renames: tuple[tuple[str, str], ...] = ()
+    norm_offset: float = 0.0
+    embedding_scale: float = 1.0
+    ignored: tuple[str, ...] = ()
+
+    def stored_as(self, kv_dtype: str) -> ModelSpec:
+        """The same model with keys and values kept in another type."""
+        layers = tuple(replace(layer, mixer=layer.mixer.stored_as(kv_dtype)) for layer in self.layers)
+        return replace(self, layers=layers)
 
     def weight_shapes(self) -> Shapes:
         """Every weight that a checkpoint must have, and no other."""
@@ -110,14 +152,16 @@ class ModelSpec:
         return shapes
 
     def layer_parts(self, index: int) -> dict[str, Shapes]:
-        """The weights of one layer, part by part; the key is what all names of the part begin with."""
-        base = f"model.layers.{index}."
+        """The weights of one layer, part by part; the key is what all names of the part begin with.
+
+        Mixer and MLP come first, then the norms in the order of :attr:`Residuals.norms`.
+        """
+        base, layer = f"model.layers.{index}.", self.layers[index]
         norm: Shapes = {"weight": (self.hidden_size,)}
         return {
-            f"{base}input_layernorm.": norm,
-            f"{base}self_attn.": self.layers[index].mixer.weight_shapes(),
-            f"{base}post_attention_layernorm.": norm,
-            f"{base}mlp.": self.layers[index].mlp.weight_shapes(),
+            f"{base}self_attn.": layer.mixer.weight_shapes(),
+            f"{base}mlp.": layer.mlp.weight_shapes(),
+            **{f"{base}{name}.": norm for name in layer.residuals.norms if name is not None},
         }
 
     def canonical(self, name: str) -> str:
@@ -129,7 +173,9 @@ class ModelSpec:
     def ignores(self, name: str) -> bool:
         """Whether a weight beyond :meth:`weight_shapes` is a known redundancy and no sign of another model."""
         # Tied models are often saved with a second copy; old ones with the rotary frequencies.
-        return (self.tied and name == "lm_head.weight") or name.endswith(".rotary_emb.inv_freq")
+        if (self.tied and name == "lm_head.weight") or name.endswith(".rotary_emb.inv_freq"):
+            return True
+        return any(name.startswith(text) or name.endswith(text) for text in self.ignored)
 
     def layout(self, name: str, weights_digest: str) -> CacheLayout:
         """The state that the model keeps for a sequence."""
@@ -137,7 +183,7 @@ class ModelSpec:
             model=name,
             weights_digest=weights_digest,
             layers=tuple(
-                LayerLayout(index, layer.mixer.kind, layer.mixer.cache_tensors())
+                LayerLayout(index, layer.mixer.kind, layer.mixer.cache_tensors(), layer.mixer.window_tokens)
                 for index, layer in enumerate(self.layers)
             ),
         )

@@ -63,6 +63,10 @@ class Tokenizer:
         """Text, without special tokens."""
         return self._fast.decode(list(token_ids), skip_special_tokens=True)
 
+    def token_text(self, token: int) -> str:
+        """One token as text by itself, special ones too; incomplete characters as U+FFFD."""
+        return self._fast.decode([token], skip_special_tokens=False)
+
     def apply_chat_template(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Token ids of a chat prompt that ends where the assistant's answer starts.
 

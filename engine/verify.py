@@ -98,12 +98,14 @@ def _cache_diff(engine: Engine, prompt: OraclePrompt, regions: RegionMap, buffer
         for name, theirs in expected_state(layer, prompt.cache).items():
             ours = regions.array(buffer, layer.index, name)
             if layer.kind is not KvKind.LINEAR:
-                ours = ours[: len(prompt.input_ids)]
+                ours = ours[: layer.rows(len(prompt.input_ids))]
+            if layer.kind is KvKind.WINDOW:
+                ours = ours[-len(theirs) :]
             if ours.shape != theirs.shape:
                 raise ConfigError(
                     "the oracle's cache is another model's",
                     expected=f"{name} of layer {layer.index} with shape {list(ours.shape)}",
                     found=list(theirs.shape),
                 )
-            diffs.append(float(np.abs(ours - theirs).max()))
+            diffs.append(float(np.abs(ours.astype(np.float32) - theirs).max()))
     return float(np.max(diffs))  # unlike max(), keeps a NaN

@@ -4,7 +4,7 @@
 
 Needs torch and transformers, which nothing else here does. It writes a checkpoint with the very generator
 that the tests use, runs it in float32 with eager attention, and records for a few prompts the last logits
-and the greedy tokens, for the shortest also the whole cache. Of several candidate prompts it keeps the one
+and the greedy tokens, for one also the whole cache. Of several candidate prompts it keeps the one
 whose greedy tokens are varied and the clearest, so that they prove something and do not hang on rounding.
 """
 
@@ -73,9 +73,11 @@ def _write_reference(family: str, directory: Path, torch: Any, transformers: Any
     (directory / "oracle").mkdir(parents=True, exist_ok=True)
     body = {"model": family, "transformers": transformers.__version__, "torch": torch.__version__, "prompts": prompts}
     (directory / "oracle.json").write_text(json.dumps(body) + "\n")
-    shortest = f"p{PROMPT_TOKENS[0]}"
-    cache = _cache_tensors(model, prompts[shortest]["input_ids"], torch)
-    save_file(cache, directory / "oracle" / f"prefill_cache_{shortest}.safetensors")
+    # The shortest says enough, but for a window: that must have moved on.
+    windowed = RECIPES[family]().config.get("sliding_window") is not None
+    chosen = f"p{PROMPT_TOKENS[1 if windowed else 0]}"
+    cache = _cache_tensors(model, prompts[chosen]["input_ids"], torch)
+    save_file(cache, directory / "oracle" / f"prefill_cache_{chosen}.safetensors")
     return prompts
 
 
@@ -91,11 +93,14 @@ def _cache_tensors(model: Any, input_ids: list[int], torch: Any) -> dict[str, np
         cache = model(input_ids=torch.tensor([input_ids]), use_cache=True).past_key_values
     for index, layer in enumerate(cache.layers):
         for name in ("keys", "values"):
-            if torch.is_tensor(getattr(layer, name, None)):
+            if torch.is_tensor(getattr(layer, name, None)) and getattr(layer, name).numel():
                 tensors[f"layers.{index}.{name}"] = getattr(layer, name)
         for name in ("conv_states", "recurrent_states"):
             for key, tensor in (getattr(layer, name, None) or {}).items():
                 tensors[f"layers.{index}.{name}.{key}"] = tensor
+    for index, tensor in enumerate(getattr(cache, "linear_cache", [])):  # MiniMax keeps its own
+        if torch.is_tensor(tensor):
+            tensors[f"layers.{index}.linear_cache"] = tensor
     return {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in tensors.items()}
 
 

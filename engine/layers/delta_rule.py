@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from engine.backend import Array, Backend
 
-__all__ = ["delta_rule_chunks", "delta_rule_step"]
+__all__ = ["delta_rule_chunks", "delta_rule_step", "in_chunks", "scan", "unit_lower_inverse"]
 
 # More tokens a chunk mean fewer steps in sequence and more work in each; between 32 and 64 nothing is to choose.
 _CHUNK_TOKENS = 64
@@ -70,17 +70,17 @@ def delta_rule_chunks(
     chunk = _CHUNK_TOKENS
     while chunk > _BLOCK_TOKENS and chunk >= 2 * n_tokens:
         chunk //= 2
-    q, k, v, g, b = (_in_chunks(x, chunk, xp) for x in (q, k, v, log_decay, beta[..., None]))
+    q, k, v, g, b = (in_chunks(x, chunk, xp) for x in (q, k, v, log_decay, beta[..., None]))
 
     a, p = _scores(q, k, g, backend)
     a *= b
-    solved = _inverse(a, xp)
+    solved = unit_lower_inverse(a, xp)
     from_start = _running_sums(g, xp)
     xp.exp(from_start, out=from_start)
     u = solved @ (v * b)
     w = solved @ (k * from_start * b)
     carried = k * xp.exp(_remaining_sums(g, xp))
-    states = _scan(u, w, carried, from_start[:, :, -1], state, xp)
+    states = scan(u, w, carried, from_start[:, :, -1], state, xp)
     q *= from_start
     out = q @ states
     out += p @ u
@@ -88,7 +88,7 @@ def delta_rule_chunks(
     return out.transpose(0, 2, 1, 3).reshape(n_chunks * chunk, n_heads, d_v)[:n_tokens]
 
 
-def _in_chunks(x: Array, chunk: int, xp: Array) -> Array:
+def in_chunks(x: Array, chunk: int, xp: Array) -> Array:
     """[T, H, d] to a copy [N, H, chunk, d].
 
     Padding with zeros changes nothing: such a token neither decays nor writes.
@@ -163,7 +163,7 @@ def _scores_within_blocks(both: Array, g: Array, scores: Array, xp: Array) -> No
     scores[0][..., diagonal, diagonal] = 0
 
 
-def _inverse(a: Array, xp: Array) -> Array:
+def unit_lower_inverse(a: Array, xp: Array) -> Array:
     """(I + a)^-1 for strictly lower triangular a [..., C, C]."""
     chunk = a.shape[-1]
     inverse = xp.zeros_like(a)
@@ -186,14 +186,14 @@ def _inverse(a: Array, xp: Array) -> Array:
     return inverse
 
 
-def _scan(u: Array, w: Array, carried: Array, decay: Array, state: Array, xp: Array) -> Array:
+def scan(u: Array, w: Array, carried: Array, decay: Array, state: Array, xp: Array) -> Array:
     """The only part in sequence: carry the state from chunk to chunk.
 
     Args:
         u: [N, H, C, d_v], as if the state had been zero; the true updates on return.
         w: [N, H, C, d_k], what a state takes away from them.
         carried: [N, H, C, d_k], the keys decayed to the chunk's end.
-        decay: [N, H, d_k], over the whole chunk.
+        decay: [N, H, d_k] or [N, H, 1], over the whole chunk.
         state: [H, d_k, d_v], brought up to date in place.
 
     Returns:

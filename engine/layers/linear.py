@@ -39,3 +39,10 @@ class Linear:
         if self._bias is not None:
             y += self._bias
         return y
+
+    def part(self, x: Array, first: int, stop: int | None) -> Array:
+        """Some of the outputs: [T, n_in] to [T, stop - first]."""
+        y = x @ self._weight_t[:, first:stop]
+        if self._bias is not None:
+            y += self._bias[first:stop]
+        return y

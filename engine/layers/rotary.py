@@ -1,41 +1,47 @@
-"""Rotary position embedding (Su et al. 2021), in the form that rotates the two halves of a head."""
+"""Rotary position embedding (Su et al. 2021)."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from engine.backend import Array, Backend
+from engine.layers.rope import RopeSpec
 
 __all__ = ["Rotary"]
 
 
 class Rotary:
-    """Rotates pairs (i, i + d/2) of a head by position * theta^(-2i/d).
+    """Rotates the first ``dim`` entries of a head, pair by pair, by position times frequency."""
 
-    Args:
-        head_dim: d, even.
-        theta: the base of the frequencies.
-    """
-
-    def __init__(self, head_dim: int, theta: float, backend: Backend) -> None:
-        exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    def __init__(self, spec: RopeSpec, backend: Backend) -> None:
+        self.key = spec
         # Angles are float32, as in training: at long contexts their rounding is part of the model.
-        self._frequencies = backend.from_host((1.0 / np.float32(theta) ** exponents).astype(np.float32))
+        self._frequencies = backend.from_host(spec.frequencies())
         self._xp = backend.xp
 
-    def tables(self, start: int, stop: int) -> tuple[Array, Array]:
-        """Cosines and sines for positions ``start`` to ``stop``, each [T, 1, d/2]."""
+    def tables(self, positions: Array) -> tuple[Array, Array]:
+        """Cosines and sines for positions [T], each [T, 1, dim/2]."""
         xp = self._xp
-        positions = xp.arange(start, stop, dtype=xp.float32)
         angles = positions[:, None, None] * self._frequencies
-        return xp.cos(angles), xp.sin(angles)
+        cos, sin = xp.cos(angles), xp.sin(angles)
+        if self.key.magnitude != 1.0:
+            cos *= np.float32(self.key.magnitude)
+            sin *= np.float32(self.key.magnitude)
+        return cos, sin
 
     def rotate(self, x: Array, tables: tuple[Array, Array]) -> Array:
         """[T, n_heads, d] to [T, n_heads, d]; ``x`` is left as it is."""
         cos, sin = tables
-        half = x.shape[-1] // 2
-        first, second = x[..., :half], x[..., half:]
-        y = self._xp.empty_like(x)
-        y[..., :half] = first * cos - second * sin
-        y[..., half:] = second * cos + first * sin
+        dim, half = self.key.dim, self.key.dim // 2
+        if self.key.interleaved:
+            first, second = x[..., 0:dim:2], x[..., 1:dim:2]
+        else:
+            first, second = x[..., :half], x[..., half:dim]
+        y = self._xp.empty(x.shape, dtype=np.float32)
+        y[..., :half] = first * cos
+        y[..., :half] -= second * sin
+        y[..., half:dim] = second * cos
+        y[..., half:dim] += first * sin
+        if dim < x.shape[-1]:
+            y[..., dim:] = x[..., dim:]
         return y

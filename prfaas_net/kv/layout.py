@@ -18,6 +18,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
+import ml_dtypes  # noqa: F401  (makes "bfloat16" a dtype that NumPy knows by name)
 import numpy as np
 import orjson
 import xxhash
@@ -42,7 +43,7 @@ class TensorSpec:
     Attributes:
         name: the field's name for it, such as ``k``, ``v``, ``latent``, ``recurrent``, ``conv``.
         shape: of one token's row for ``FULL`` and ``WINDOW``, of the whole state for ``LINEAR``.
-        dtype: a NumPy dtype name; little-endian on the wire.
+        dtype: a NumPy dtype name, or ``bfloat16``; little-endian on the wire.
     """
 
     name: str

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from aiohttp import web
+from pydantic import ValidationError
 
 from prfaas_net.aio import see_through
 from prfaas_net.errors import CancelledByPeer, IncompatibleError, InvalidRequest, ProtocolError
 from prfaas_net.kv import Manifest, RegionMap
 from prfaas_net.metrics import Metrics
 from prfaas_net.nodes.config import NodeConfig
-from prfaas_net.nodes.engine_api import DecodeSequence, Engine
-from prfaas_net.nodes.messages import DecodeCall, NodeInfo
+from prfaas_net.nodes.decode_loop import DecodeLoop, SequenceStart
+from prfaas_net.nodes.engine_api import Engine, TokenLogprobs
+from prfaas_net.nodes.messages import DecodeCall, LogprobsModel, NodeInfo
 from prfaas_net.nodes.server import ControlServer, Emit, parse_call
 from prfaas_net.transport import Arena, ArenaBlock, Identity, Incoming, KvListener
 
@@ -27,7 +27,7 @@ class DecodeNode:
     """Serves ``POST /v1/decode``.
 
     A request's reservation has room for its prompt *and* for what it may generate: the landing place is the cache
-    that decoding appends to. Sequences take turns, a token each.
+    that decoding appends to. All requests that have landed are stepped together, by one loop.
     """
 
     def __init__(self, config: NodeConfig, engine: Engine) -> None:
@@ -45,10 +45,11 @@ class DecodeNode:
         key = config.node_key.get_secret_value() if config.node_key else None
         self.control = ControlServer(self.info, self.metrics, node_key=key)
         self.control.app.router.add_post("/v1/decode", self._decode)
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="decode")
+        self._loop = DecodeLoop(engine, self._stepped)
         self._running = self.metrics.gauge("decode_running_requests", "Requests that hold a reservation")
         self._tokens = self.metrics.counter("decode_tokens", "Tokens decoded")
-        self._step_s = self.metrics.histogram("decode_step_seconds", "Time of one token, waiting for its turn included")
+        self._step_s = self.metrics.histogram("decode_step_seconds", "Time of one step of the whole batch")
+        self._batch = self.metrics.gauge("decode_batch_requests", "Requests that the last step gave a token")
         arena = self.metrics.gauge("kv_arena_used_bytes", "Bytes of the landing arena that are reserved")
         arena.set_function(lambda: self.arena.used_bytes)
 
@@ -67,6 +68,7 @@ class DecodeNode:
 
     async def start(self) -> None:
         """Open the KV port and the control port."""
+        self._loop.start()
         await self.listener.start(*self.config.kv.listen)
         await self.control.start(*self.config.listen)
 
@@ -74,7 +76,7 @@ class DecodeNode:
         """Stop; whatever runs is cancelled, and its senders are told."""
         await self.control.close()
         await self.listener.close()
-        await asyncio.to_thread(self._pool.shutdown)
+        await self._loop.close()
 
     async def _decode(self, request: web.Request) -> web.StreamResponse:
         call = await parse_call(DecodeCall, request)
@@ -146,32 +148,40 @@ class DecodeNode:
         token, reason = seal.get("first_token"), seal.get("finish_reason")
         if not isinstance(token, int) or not 0 <= token < self.engine.vocab_size:
             raise ProtocolError("the seal has no first token", found=repr(token)[:40], request=call.request_id)
-        emit(_token(token, 0, reason))
+        emit(_token(token, 0, reason, _logprobs(seal, call)))
         await incoming.landed()
         emit({"event": "landed", "at_s": time.monotonic() - opened})
         n_tokens = 1
         if reason is None:
-            sequence = self.engine.resume(call.prompt_tokens, call.sampling.sampling(), regions, buffer)
-            while reason is None:
-                token, reason = await self._step(sequence, token)
-                emit(_token(token, n_tokens, reason))
-                n_tokens += 1
+            sampling = call.sampling.sampling()
+            start = SequenceStart(call.prompt_tokens, token, sampling, regions, buffer, call.prompt_token_set)
+            async with self._loop.run(start) as steps:
+                async for step in steps:
+                    emit(_token(step.token, n_tokens, step.finish_reason, step.logprobs))
+                    n_tokens += 1
+                    reason = step.finish_reason
         emit({"event": "finish", "reason": reason, "output_tokens": n_tokens})
 
-    async def _step(self, sequence: DecodeSequence, token: int) -> tuple[int, str | None]:
-        loop = asyncio.get_running_loop()
-        started = time.monotonic()
-        step = loop.run_in_executor(self._pool, sequence.step, token)
-        try:
-            result = await asyncio.shield(step)
-        except asyncio.CancelledError:
-            await see_through(asyncio.wait([step]))  # it still writes into the reservation
-            raise
-        self._step_s.observe(time.monotonic() - started)
-        self._tokens.inc()
-        return result
+    def _stepped(self, n_sequences: int, seconds: float) -> None:
+        self._step_s.observe(seconds)
+        self._batch.set(n_sequences)
+        self._tokens.inc(n_sequences)
 
 
-def _token(token: int, index: int, reason: str | None) -> dict[str, Any]:
-    event = {"event": "token", "token": token, "index": index}
+def _token(token: int, index: int, reason: str | None, logprobs: TokenLogprobs | None) -> dict[str, Any]:
+    event: dict[str, Any] = {"event": "token", "token": token, "index": index}
+    if logprobs is not None:
+        event["logprobs"] = {"logprob": logprobs.logprob, "top": logprobs.top}
     return event if reason is None else {**event, "finish": reason}
+
+
+def _logprobs(seal: dict[str, Any], call: DecodeCall) -> LogprobsModel | None:
+    """Those of the first token, which came with the seal."""
+    if call.sampling.logprobs is None:
+        return None
+    try:
+        return LogprobsModel.model_validate(seal.get("logprobs"))
+    except ValidationError as error:
+        raise ProtocolError(
+            "the seal has no logprobs", found=repr(seal.get("logprobs"))[:80], request=call.request_id
+        ) from error

@@ -7,20 +7,23 @@ while they compute. It keeps the state of a sequence in a buffer that the *node*
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from prfaas_net.errors import PrfaasError
 from prfaas_net.kv import CacheLayout, RegionMap
 
 __all__ = [
-    "DecodeSequence",
+    "DecodeBatch",
     "Engine",
     "PrefillResult",
     "PrefillSink",
     "Sampling",
+    "Stepped",
     "TextStream",
     "TextTokenizer",
+    "TokenLogprobs",
 ]
 
 
@@ -34,17 +37,49 @@ class Sampling:
     Attributes:
         temperature: 0 is greedy.
         top_k: 0 keeps all tokens.
+        min_p: drops tokens less likely than that times the likeliest.
         seed: used when ``temperature`` > 0.
         max_tokens: tokens to generate, the first one (from prefill) included.
+        min_tokens: tokens before an end-of-sequence token can be chosen.
         ignore_eos: go on after an end-of-sequence token.
+        presence_penalty, frequency_penalty: OpenAI's, over the answer.
+        repetition_penalty: over prompt and answer; 1 is none.
+        logit_bias: pairs of a token and what is added to its logit.
+        logprobs: how many of the likeliest tokens to tell beside each chosen one; None tells nothing.
     """
 
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
     seed: int = 0
     max_tokens: int = 16
+    min_tokens: int = 0
     ignore_eos: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+
+    @property
+    def counts_prompt(self) -> bool:
+        """Whether choosing a token needs to know which tokens the prompt has."""
+        return self.repetition_penalty != 1.0
+
+
+class TokenLogprobs(Protocol):
+    """Natural logarithms of probabilities, by the model's own logits."""
+
+    @property
+    def logprob(self) -> float:
+        """Of the chosen token."""
+        ...
+
+    @property
+    def top(self) -> tuple[tuple[int, float], ...]:
+        """The likeliest tokens and theirs, best first."""
+        ...
 
 
 class PrefillSink(Protocol):
@@ -75,12 +110,65 @@ class PrefillResult(Protocol):
         """``"stop"`` or ``"length"`` if the first token already ends the request."""
         ...
 
+    @property
+    def logprobs(self) -> TokenLogprobs | None:
+        """If the request asked for them."""
+        ...
 
-class DecodeSequence(Protocol):
-    """A sequence being decoded in place in its buffer."""
 
-    def step(self, token: int) -> tuple[int, str | None]:
-        """Append ``token`` to the sequence; return the next token and, if it is the last one, why."""
+class Stepped(Protocol):
+    """What one step gave one sequence of a batch."""
+
+    @property
+    def key(self) -> int: ...
+
+    @property
+    def token(self) -> int: ...
+
+    @property
+    def finish_reason(self) -> str | None:
+        """``"stop"`` or ``"length"`` if the token is the last one; the sequence has then left."""
+        ...
+
+    @property
+    def logprobs(self) -> TokenLogprobs | None: ...
+
+    @property
+    def error(self) -> PrfaasError | None:
+        """What went wrong with this sequence alone, which has then left."""
+        ...
+
+
+class DecodeBatch(Protocol):
+    """Sequences of any lengths that are decoded together. For one thread at a time.
+
+    They may join and leave between any two steps; each gets the tokens that it would get alone.
+    """
+
+    def join(
+        self,
+        n_tokens: int,
+        first_token: int,
+        sampling: Sampling,
+        regions: RegionMap,
+        buffer: Any,
+        prompt_tokens: Collection[int] = (),
+    ) -> int:
+        """Take in a sequence whose buffer holds the state of ``n_tokens`` tokens; returns its key.
+
+        Args:
+            first_token: of the answer; prefill chose it.
+            buffer: decoded in: writable, with room for ``n_tokens + sampling.max_tokens`` tokens.
+            prompt_tokens: the tokens that occur in the prompt, where :attr:`Sampling.counts_prompt`.
+        """
+        ...
+
+    def leave(self, key: int) -> None:
+        """Let a sequence go, if it is still there; its buffer is not touched any more."""
+        ...
+
+    def step(self) -> Sequence[Stepped]:
+        """One token for each sequence."""
         ...
 
 
@@ -112,11 +200,8 @@ class Engine(Protocol):
         """Run the prompt; fill ``buffer``; tell ``sink`` as layers complete. None if the sink cancelled it."""
         ...
 
-    def resume(self, n_tokens: int, sampling: Sampling, regions: RegionMap, buffer: Any) -> DecodeSequence:
-        """Take up decoding from a buffer that holds the state of ``n_tokens`` tokens.
-
-        ``buffer`` must be writable and have room for ``n_tokens + sampling.max_tokens`` tokens.
-        """
+    def batch(self) -> DecodeBatch:
+        """An empty batch for decoding."""
         ...
 
 
@@ -127,6 +212,10 @@ class TextTokenizer(Protocol):
 
     def apply_chat_template(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Token ids of a chat prompt that ends where the assistant's answer starts."""
+        ...
+
+    def token_text(self, token: int) -> str:
+        """One token as text by itself, special ones too; incomplete characters as U+FFFD."""
         ...
 
     def stream(self) -> TextStream:

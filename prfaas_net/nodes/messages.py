@@ -11,6 +11,7 @@ remember to clean up.
     {"event": "landed", "at_s": 0.41}                         the whole KVCache is here; decoding starts
     {"event": "token", "token": 4, "index": 1} ...
     {"event": "token", "token": 9, "index": 2, "finish": "stop"}     the last one may say that it is, and why
+                                                   with logprobs asked for: "logprobs": {...}, a :class:`LogprobsModel`
     {"event": "finish", "reason": "stop" | "length", "output_tokens": 3}
 
 ``POST /v1/prefill`` (a :class:`PrefillCall`) answers with
@@ -32,10 +33,22 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from prfaas_net.nodes.engine_api import Sampling
 
-__all__ = ["DecodeCall", "NodeInfo", "PrefillCall", "SamplingModel", "TransferReport"]
+__all__ = [
+    "MAX_BIASES",
+    "MAX_LOGPROBS",
+    "DecodeCall",
+    "LogprobsModel",
+    "NodeInfo",
+    "PrefillCall",
+    "SamplingModel",
+    "TransferReport",
+]
 
 # Far above any model's context; bounds what a body can make us allocate.
 MAX_PROMPT_TOKENS = 1 << 24
+MAX_VOCAB = 1 << 22
+MAX_BIASES = 4096
+MAX_LOGPROBS = 20
 
 
 class Message(BaseModel):
@@ -48,12 +61,26 @@ class SamplingModel(Message):
     temperature: float = Field(0.0, ge=0, le=100)
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=0)
+    min_p: float = Field(0.0, ge=0, le=1)
     seed: int = Field(0, ge=0, lt=1 << 64)
     max_tokens: int = Field(16, ge=1, le=MAX_PROMPT_TOKENS)
+    min_tokens: int = Field(0, ge=0, le=MAX_PROMPT_TOKENS)
     ignore_eos: bool = False
+    presence_penalty: float = Field(0.0, allow_inf_nan=False)
+    frequency_penalty: float = Field(0.0, allow_inf_nan=False)
+    repetition_penalty: float = Field(1.0, gt=0, allow_inf_nan=False)
+    logit_bias: tuple[tuple[int, float], ...] = Field((), max_length=MAX_BIASES)
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
 
     def sampling(self) -> Sampling:
         return Sampling(**self.model_dump())
+
+
+class LogprobsModel(Message):
+    """JSON form of :class:`~prfaas_net.nodes.engine_api.TokenLogprobs`; in the seal and in token events."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = Field((), max_length=MAX_LOGPROBS)
 
 
 class DecodeCall(Message):
@@ -62,6 +89,7 @@ class DecodeCall(Message):
     Attributes:
         source_cluster: where the prefill will run; decides which of the node's addresses the ticket names.
         deadline_s: from now; the reservation, the landing and the decoding all fall under it.
+        prompt_token_set: the tokens that occur in the prompt, where the sampling counts them (repetition penalty).
     """
 
     request_id: str = Field(min_length=1, max_length=128)
@@ -70,6 +98,7 @@ class DecodeCall(Message):
     chunk_tokens: int = Field(ge=1, le=MAX_PROMPT_TOKENS)
     source_cluster: str = Field(max_length=128)
     deadline_s: float = Field(gt=0, le=86400)
+    prompt_token_set: list[int] = Field(default_factory=list, max_length=MAX_VOCAB)
     sampling: SamplingModel = SamplingModel.model_construct()
 
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from aiohttp import web
 
@@ -154,7 +155,7 @@ class PrefillNode:
             started = time.monotonic()
             result = await self._compute(call, manifest, regions, block.view, outgoing, emit)
             prefill_s = time.monotonic() - started
-            outgoing.seal({"first_token": result.first_token, "finish_reason": result.finish_reason})
+            outgoing.seal(_seal(result))
             emit({"event": "prefilled", "prefill_s": prefill_s})
             self._slot.release()
             holds_slot = False
@@ -221,3 +222,10 @@ class PrefillNode:
             transfer_s=stats.done_s - stats.first_sent_s,
             exposed_s=exposed_s,
         )
+
+
+def _seal(result: PrefillResult) -> dict[str, Any]:
+    """What overtakes the KVCache: the first token, and all that belongs to it."""
+    seal = {"first_token": result.first_token, "finish_reason": result.finish_reason}
+    found = result.logprobs
+    return seal if found is None else {**seal, "logprobs": {"logprob": found.logprob, "top": found.top}}

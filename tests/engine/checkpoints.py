@@ -7,6 +7,7 @@ depend on the prompt and lie so close together that greedy tokens prove nothing.
 
 from __future__ import annotations
 
+import functools
 import json
 import zlib
 from collections.abc import Callable, Mapping
@@ -17,6 +18,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from tests.engine.recipes import CONFIGS, stored_shapes
 
 __all__ = ["RECIPES", "Floats", "Recipe", "random_weights", "write_checkpoint", "write_weights"]
 
@@ -39,12 +42,14 @@ class Recipe:
         config: its config.json.
         shapes: of every weight, by the checkpoint's name for it.
         shards: how many files the weights are cut into.
+        norm_offset: what the model adds to the weights of its norms (but for that of Gated DeltaNet).
     """
 
     config: dict[str, Any]
     shapes: dict[str, tuple[int, ...]]
     shards: int = 1
     seed: int = field(default=7)
+    norm_offset: float = 0.0
 
 
 def _mlp(prefix: str, inner: int) -> dict[str, tuple[int, ...]]:
@@ -154,7 +159,18 @@ def _qwen3() -> Recipe:
     return Recipe(config, shapes, shards=2)
 
 
-RECIPES: dict[str, Callable[[], Recipe]] = {"kimi_linear": _kimi_linear, "qwen3": _qwen3}
+def _of_config(family: str) -> Recipe:
+    """A family of which nothing more is told than its config."""
+    config = {"model_type": family, "vocab_size": VOCAB_SIZE, "hidden_act": "silu"} | CONFIGS[family]
+    offset = 1.0 if family in ("gemma3_text", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text") else 0.0
+    return Recipe(config, stored_shapes(family, config), norm_offset=offset)
+
+
+RECIPES: dict[str, Callable[[], Recipe]] = {
+    "kimi_linear": _kimi_linear,
+    "qwen3": _qwen3,
+    **{family: functools.partial(_of_config, family) for family in CONFIGS},
+}
 
 
 def _uniform(n: int, seed: int) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -181,7 +197,15 @@ def random_weights(recipe: Recipe) -> dict[str, Floats]:
         elif name.endswith("dt_bias"):
             values = 0.5 * values - 2.0
         elif "norm" in name:
-            values = 1.0 + 0.1 * values
+            # Gemma's norms after a half make layers count beside the tied embedding.
+            after = recipe.config["model_type"] == "gemma3_text" and "post_" in name
+            values = (3.0 if after else 1.0) + 0.1 * values
+            if not name.endswith("linear_attn.norm.weight"):
+                values = values - recipe.norm_offset
+        elif "sink" in name:
+            pass
+        elif "experts." in name and name.endswith("_proj"):  # stored the other way round
+            values = values / shape[-2] ** 0.5
         elif "conv1d" in name:
             values = 0.5 * values
         elif name.endswith("bias"):
@@ -189,13 +213,17 @@ def random_weights(recipe: Recipe) -> dict[str, Floats]:
         elif "embed_tokens" in name:
             # A tied embedding draws every answer towards its own last token, so it is kept small,
             values = values * (0.3 / shape[-1] ** 0.5 if recipe.config["tie_word_embeddings"] else 1.0)
+        elif "word_embeddings" in name:
+            pass
         elif "lm_head" in name:
             values = 4.0 * values / shape[-1] ** 0.5
         else:
             values = values / shape[-1] ** 0.5
         weights[name] = values.astype(np.float32)
     if recipe.config["tie_word_embeddings"]:
-        weights["model.norm.weight"] *= 12.0  # and the logits are made large here instead.
+        # and the logits are made large here instead.
+        offset = np.float32(recipe.norm_offset)
+        weights["model.norm.weight"] = 12 * (weights["model.norm.weight"] + offset) - offset
     return weights
 
 

@@ -72,7 +72,7 @@ BAD = {
     "config missing": (remove("config.json"), r"a file is missing; expected config\.json"),
     "config not JSON": (write("config.json", b"{"), r"a file is not JSON.*config\.json"),
     "config not an object": (write("config.json", b"[]"), "expected a JSON object; found list"),
-    "unknown model": (edit_config(model_type="llama"), "expected kimi_linear or qwen3; found llama.*key model_type"),
+    "unknown model": (edit_config(model_type="mamba"), "expected bailing_hybrid, .*; found mamba.*key model_type"),
     "no model type": (edit_config(model_type=None), "a required entry is missing.*key model_type"),
     "quantised": (edit_config(quantization_config={"bits": 4}), "quantised weights.*key quantization_config"),
     "entry missing": (edit_config(kv_lora_rank=None), "a required entry is missing.*key kv_lora_rank"),
@@ -135,7 +135,7 @@ INDEX = "model.safetensors.index.json"
 QWEN_BAD = {
     "sliding window": (edit_config(use_sliding_window=True), "key use_sliding_window"),
     "window layers": (edit_config(layer_types=["full_attention"] * 2 + ["sliding_attention"]), "key layer_types"),
-    "scaled positions": (edit_config(rope_scaling={"rope_type": "yarn", "factor": 4.0}), "found yarn"),
+    "scaled positions": (edit_config(rope_scaling={"rope_type": "longrope", "factor": 4.0}), "found longrope"),
     "heads not in groups": (edit_config(num_key_value_heads=4), "expected a divisor of 6; found 4"),
     "shard missing": (remove("model-00002-of-00002.safetensors"), r"a file is missing; expected model-00002"),
     "index wrong": (

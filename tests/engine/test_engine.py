@@ -57,7 +57,8 @@ def test_the_state_is_the_same_however_it_came_about(engine: Engine) -> None:
     direct = prefill(engine, prompt + tokens[:-1], greedy(1))
     for region in direct.regions:
         index, name = region.layer.index, region.tensor.name
-        rows = slice(None) if region.layer.kind is KvKind.LINEAR else slice(direct.n_tokens)
+        linear = region.layer.kind is KvKind.LINEAR
+        rows = slice(None) if linear else slice(region.layer.rows(direct.n_tokens))
         np.testing.assert_allclose(run.array(index, name)[rows], direct.array(index, name)[rows], atol=1e-4)
 
 
@@ -81,7 +82,7 @@ def test_what_was_emitted_is_final(engine: Engine) -> None:
         def emit(self, layer_index: int, stop_token: int) -> None:
             for region in regions:
                 if region.layer.index == layer_index:
-                    linear = region.layer.kind is KvKind.LINEAR
+                    linear = region.layer.kind is not KvKind.FULL
                     n_bytes = region.n_bytes if linear else stop_token * region.tensor.row_bytes
                     start = 0 if linear else (stop_token - 1) // 32 * 32 * region.tensor.row_bytes
                     received[region.offset + start] = bytes(buffer[region.offset + start : region.offset + n_bytes])
@@ -178,8 +179,10 @@ def test_an_engine_is_what_a_node_expects(demo: Engine, demo_directory: Path) ->
     buffer = bytearray(regions.total_bytes)
     result = api.prefill(random_prompt(10), sampling, regions, buffer, RecordingSink())
     assert result is not None
-    sequence: engine_api.DecodeSequence = api.resume(10, sampling, regions, buffer)
-    assert sequence.step(result.first_token)[1] in ("length", "stop")
+    batch: engine_api.DecodeBatch = api.batch()
+    key = batch.join(10, result.first_token, sampling, regions, buffer)
+    stepped: engine_api.Stepped = batch.step()[0]
+    assert (stepped.key, stepped.finish_reason in ("length", "stop"), stepped.error) == (key, True, None)
 
 
 def test_a_prefill_chunk_needs_tokens(demo_directory: Path) -> None:

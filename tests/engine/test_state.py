@@ -38,7 +38,6 @@ def test_state_on_a_device_reaches_the_buffer(directory: Path) -> None:
     assert there.buffer == here.buffer
     assert len(sink.emitted) == len(host.layout.layers)
     assert there.decode() == here.decode()
-    assert there.buffer == here.buffer
 
 
 def test_a_buffer_of_another_model_is_refused(demo: Engine, engine: Engine) -> None:

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import xxhash
 
+from prfaas_net.errors import InternalError, InvalidRequest, PrfaasError
 from prfaas_net.kv import CacheLayout, KvKind, LayerLayout, RegionMap, TensorSpec
 from prfaas_net.nodes.engine_api import PrefillSink, Sampling
 
 VOCAB = 1000
 WINDOW = 8
+# Seeds of requests that the batch does not take, and that fail in it.
+REFUSED_SEED, BROKEN_SEED = 666, 667
 LAYOUT = CacheLayout(
     "hash-model",
     "v1",
@@ -34,9 +37,32 @@ LAYOUT = CacheLayout(
 
 
 @dataclass(frozen=True)
+class HashLogprobs:
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
 class HashResult:
     first_token: int
     finish_reason: str | None
+    logprobs: HashLogprobs | None = None
+
+
+@dataclass(frozen=True)
+class HashStep:
+    key: int
+    token: int
+    finish_reason: str | None
+    logprobs: HashLogprobs | None = None
+    error: PrfaasError | None = None
+
+
+def logprobs_of(token: int, sampling: Sampling) -> HashLogprobs | None:
+    """Invented ones, that depend on the token."""
+    if sampling.logprobs is None:
+        return None
+    return HashLogprobs(-float(token), tuple((token + i, -float(token + i)) for i in range(sampling.logprobs)))
 
 
 @dataclass
@@ -47,6 +73,10 @@ class HashEngine:
         chunk_seconds: what a prefill chunk takes.
         fail_at_token: the prefill raises when it gets there.
         forget_layer: this layer is never emitted.
+        step_seconds: what a decode step takes.
+        fail_step: the next decode step raises.
+        batch_sizes: of every decode step so far.
+        joined: the prompt tokens that each sequence came with.
     """
 
     model_name: str = "hash-model"
@@ -58,6 +88,10 @@ class HashEngine:
     fail_at_token: int | None = None
     forget_layer: int | None = None
     running: threading.Event = field(default_factory=threading.Event)
+    step_seconds: float = 0.0
+    fail_step: bool = False
+    batch_sizes: list[int] = field(default_factory=list)
+    joined: list[list[int]] = field(default_factory=list)
 
     def prefill(
         self, token_ids: Sequence[int], sampling: Sampling, regions: RegionMap, buffer: Any, sink: PrefillSink
@@ -78,10 +112,14 @@ class HashEngine:
                 if (layer.kind is KvKind.FULL or done) and layer.index != self.forget_layer:
                     sink.emit(layer.index, stop)
         token = state.next_token(len(token_ids))
-        return HashResult(token, "length" if sampling.max_tokens == 1 else None)
+        reason = "length" if sampling.max_tokens == 1 else None
+        return HashResult(token, reason, logprobs_of(token, sampling))
 
     def resume(self, n_tokens: int, sampling: Sampling, regions: RegionMap, buffer: Any) -> HashSequence:
         return HashSequence(_State(regions, buffer), n_tokens, sampling.max_tokens - 1)
+
+    def batch(self) -> HashBatch:
+        return HashBatch(self)
 
     def generate(self, token_ids: Sequence[int], sampling: Sampling) -> list[int]:
         """The single-process run."""
@@ -95,6 +133,57 @@ class HashEngine:
             token, reason = sequence.step(tokens[-1])
             tokens.append(token)
         return tokens
+
+
+class HashBatch:
+    """Steps every sequence; counts what it is asked for."""
+
+    def __init__(self, engine: HashEngine) -> None:
+        self._engine = engine
+        self._running: dict[int, tuple[HashSequence, int, Sampling]] = {}
+        self._next_key = 0
+
+    def join(
+        self,
+        n_tokens: int,
+        first_token: int,
+        sampling: Sampling,
+        regions: RegionMap,
+        buffer: Any,
+        prompt_tokens: Collection[int] = (),
+    ) -> int:
+        if sampling.seed == REFUSED_SEED:
+            raise InvalidRequest("the engine refuses this seed")
+        self._engine.joined.append(sorted(prompt_tokens))
+        self._next_key += 1
+        self._running[self._next_key] = (
+            self._engine.resume(n_tokens, sampling, regions, buffer),
+            first_token,
+            sampling,
+        )
+        return self._next_key
+
+    def leave(self, key: int) -> None:
+        self._running.pop(key, None)
+
+    def step(self) -> list[HashStep]:
+        time.sleep(self._engine.step_seconds)
+        self._engine.batch_sizes.append(len(self._running))
+        if self._engine.fail_step:
+            raise RuntimeError("the engine broke")
+        steps = []
+        for key, (sequence, token, sampling) in list(self._running.items()):
+            if sampling.seed == BROKEN_SEED:
+                del self._running[key]
+                steps.append(HashStep(key, -1, None, error=InternalError("the sequence broke")))
+                continue
+            token, reason = sequence.step(token)
+            if reason is None:
+                self._running[key] = (sequence, token, sampling)
+            else:
+                del self._running[key]
+            steps.append(HashStep(key, token, reason, logprobs_of(token, sampling)))
+        return steps
 
 
 class HashSequence:

@@ -7,8 +7,10 @@ import pytest
 
 from engine.backend import NUMPY
 from engine.layers.rms_norm import RmsNorm, unit_norm
+from engine.layers.rope import RopeSpec
 from engine.layers.rotary import Rotary
 from engine.layers.short_conv import ShortConv
+from engine.rows import Rows
 
 WIDE = np.array([-1e4, -100, -20, -1, -1e-3, 0, 1e-3, 1, 20, 100, 1e4], dtype=np.float32)
 
@@ -36,13 +38,14 @@ def test_unit_norm() -> None:
     np.testing.assert_allclose(unit_norm(x, NUMPY), x / 5, rtol=1e-6)
 
 
-def test_rotary_positions_are_relative() -> None:
+@pytest.mark.parametrize("spec", [RopeSpec(8, 1e4), RopeSpec(8, 1e4, interleaved=True), RopeSpec(4, 1e4)])
+def test_rotary_positions_are_relative(spec: RopeSpec) -> None:
     """The product of two rotated vectors depends on the distance between their positions alone."""
-    rotary = Rotary(8, 10_000.0, NUMPY)
+    rotary = Rotary(spec, NUMPY)
     q, k = np.random.default_rng(0).standard_normal((2, 1, 1, 8)).astype(np.float32)
 
     def product(i: int, j: int) -> float:
-        a, b = rotary.rotate(q, rotary.tables(i, i + 1)), rotary.rotate(k, rotary.tables(j, j + 1))
+        a, b = (rotary.rotate(x, rotary.tables(np.array([p], np.float32))) for x, p in ((q, i), (k, j)))
         return float((a * b).sum())
 
     assert product(7, 3) == pytest.approx(product(104, 100), abs=1e-4)
@@ -57,8 +60,8 @@ def test_the_convolution_continues_from_its_state(cut: int) -> None:
     conv = ShortConv(draw.standard_normal((3, 1, 4)).astype(np.float32), NUMPY)
     x = draw.standard_normal((10, 3)).astype(np.float32)
     whole_state, state = np.zeros((2, 3, 3), np.float32)
-    whole = conv.forward(x, whole_state)
-    pieces = [conv.forward(x[i : i + cut], state) for i in range(0, 10, cut)]
+    whole = conv.forward(x, [whole_state], Rows([(0, 10)], NUMPY))
+    pieces = [conv.forward(x[i : i + cut], [state], Rows([(i, len(x[i : i + cut]))], NUMPY)) for i in range(0, 10, cut)]
     np.testing.assert_allclose(np.concatenate(pieces), whole, atol=1e-6)
     np.testing.assert_array_equal(state, x[-3:].T)
     np.testing.assert_array_equal(state, whole_state)
