@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prfaas_net.errors import ProtocolError
-from prfaas_net.gateway.run import Finish, Run
-from prfaas_net.nodes.engine_api import TextStream
+from prfaas_net.gateway.logprobs import Scored
+from prfaas_net.gateway.run import Finish, Run, Token
+from prfaas_net.nodes.engine_api import TextStream, TokenLogprobs
 
 __all__ = ["Answer", "Piece", "StopMatcher"]
 
@@ -53,11 +54,18 @@ class Piece:
         token: None for a piece that only ends the answer.
         text: may be empty: half a character, or text held back for a stop string.
         finish_reason: set on the last piece.
+        logprobs: of the token, where the request asked for them.
     """
 
     token: int | None
     text: str
     finish_reason: str | None = None
+    logprobs: TokenLogprobs | None = None
+
+    @property
+    def scored(self) -> list[Scored]:
+        """The token with its log-probabilities, if there are any."""
+        return [] if self.token is None or self.logprobs is None else [(self.token, self.logprobs)]
 
 
 class Answer:
@@ -93,27 +101,28 @@ class Answer:
             self._over = True
             self._run.stop()
             self._run.record.finish_reason = "stop"
-            return Piece(event.token, text, "stop")
+            return Piece(event.token, text, "stop", event.logprobs)
         if event.finish is not None and event.index == 0:
             # Nothing will be decoded: neither the client nor we need wait for the KVCache to land.
             self._run.record.finish_reason = event.finish
-            return self._last(event.token, text, event.finish)
+            return self._last(event, text, event.finish)
         # The finish event follows the last token at once. Joining the two keeps one chunk a token, which clients
         # count on; a finish that is still on its way gets a piece of its own instead of delaying the token.
         last = event.finish is not None or event.index + 1 >= self._run.request.sampling.max_tokens
         if not last and not self._run.finish_is_here:
-            return Piece(event.token, text)
+            return Piece(event.token, text, None, event.logprobs)
         finish = await self._run.next()
         if not isinstance(finish, Finish):
             raise ProtocolError("a node sent more tokens than it was asked for", found=finish.index + 1)
-        return self._last(event.token, text, finish.reason)
+        return self._last(event, text, finish.reason)
 
     def _show(self, text: str, output_tokens: int) -> tuple[str, bool]:
         return (text, False) if output_tokens <= self._min_tokens else self._matcher.push(text)
 
-    def _last(self, token: int | None, text: str, reason: str) -> Piece:
+    def _last(self, token: Token | None, text: str, reason: str) -> Piece:
         self._over = True
         tail, stopped = self._matcher.push(self._text.flush())
         if stopped:
             reason = self._run.record.finish_reason = "stop"
-        return Piece(token, text + tail + self._matcher.flush(), reason)
+        shown = text + tail + self._matcher.flush()
+        return Piece(None, shown, reason) if token is None else Piece(token.token, shown, reason, token.logprobs)

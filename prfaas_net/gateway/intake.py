@@ -101,7 +101,7 @@ class Intake:
         record.stages_s["tokenized"] = self._services.clock.now() - arrived_s
         return Job(
             options=options,
-            shape=shape(self._config.model, token_ids=bool(options.return_token_ids)),
+            shape=shape(self._config.model, self._tokenizer.token_text, token_ids=bool(options.return_token_ids)),
             request=ServingRequest(record.request_id, token_ids, sampling, arrived_s, deadline_at),
             record=record,
             explain=bool(options.explain) or request.headers.get(EXPLAIN_HEADER) == "1",

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from prfaas_net.gateway.api_errors import ApiError
 from prfaas_net.nodes.engine_api import Sampling
+from prfaas_net.nodes.messages import MAX_BIASES, MAX_LOGPROBS
 
 __all__ = ["ChatBody", "CompletionBody", "Options", "StreamOptions", "messages_of", "parse_body", "prompt_of"]
 
@@ -21,6 +22,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
 # What OpenAI gives a completion that names no bound.
 COMPLETION_MAX_TOKENS = 16
+# OpenAI's bound on a bias; it closes a token, or forces it.
+MAX_BIAS = 100.0
 # Far above any model's context; keeps sums of token counts in machine integers.
 MAX_TOKENS = 1 << 24
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -31,13 +34,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "min_p": (0,),
     "tools": ([],),
     "functions": ([],),
     "response_format": ({"type": "text"},),
@@ -54,6 +50,8 @@ class StreamOptions(BaseModel):
 
 
 Count = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+TopLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 
 
 class Options(BaseModel):
@@ -68,7 +66,12 @@ class Options(BaseModel):
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    logit_bias: Any = None
     stop: Any = None
     ignore_eos: bool | None = None
     stream: bool | None = None
@@ -110,16 +113,47 @@ class Options(BaseModel):
             )
         return tuple(stops)
 
+    @property
+    def n_logprobs(self) -> int | None:
+        """How many of the likeliest tokens to tell beside each chosen one; None tells nothing."""
+        raise NotImplementedError
+
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        """``logit_bias``, as pairs.
+
+        Raises:
+            ApiError: it is not an object of biases by token id.
+        """
+        raw = {} if self.logit_bias is None else self.logit_bias
+        fits = isinstance(raw, dict) and len(raw) <= MAX_BIASES
+        for token, bias in raw.items() if fits else ():
+            number = isinstance(bias, int | float) and not isinstance(bias, bool) and abs(bias) <= MAX_BIAS
+            fits = fits and number and token.isascii() and token.isdecimal() and len(token) < 10
+        if not fits:
+            raise ApiError(
+                "logit_bias does not fit",
+                param="logit_bias",
+                expected=f"up to {MAX_BIASES} numbers from -{MAX_BIAS:g} to {MAX_BIAS:g}, by token id",
+                found=repr(self.logit_bias)[:80],
+            )
+        return tuple((int(token), float(bias)) for token, bias in raw.items())
+
     def sampling(self, max_tokens: int, random_seed: int) -> Sampling:
         """How tokens are chosen; ``random_seed`` is taken where the client gave none."""
         return Sampling(
             temperature=1.0 if self.temperature is None else self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,
             top_k=max(0, self.top_k or 0),
+            min_p=self.min_p or 0.0,
             seed=(random_seed if self.seed is None else self.seed) % (1 << 64),
             max_tokens=max_tokens,
-            # Nodes know no min_tokens; where it equals the bound, going on after an end token is the same thing.
-            ignore_eos=bool(self.ignore_eos) or (self.min_tokens or 0) >= max_tokens,
+            min_tokens=min(self.min_tokens or 0, max_tokens),
+            ignore_eos=bool(self.ignore_eos),
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
+            logit_bias=self.biases(),
+            logprobs=self.n_logprobs,
         )
 
 
@@ -127,12 +161,29 @@ class CompletionBody(Options):
     """Body of ``POST /v1/completions``."""
 
     prompt: Any = None
+    logprobs: TopLogprobs | None = None
+
+    @field_validator("logprobs", mode="before")
+    @classmethod
+    def _false_is_none(cls, value: Any) -> Any:
+        """Chat's way to want none."""
+        return None if value is False else value
+
+    @property
+    def n_logprobs(self) -> int | None:
+        return self.logprobs
 
 
 class ChatBody(Options):
     """Body of ``POST /v1/chat/completions``."""
 
     messages: Any = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+
+    @property
+    def n_logprobs(self) -> int | None:
+        return self.top_logprobs or 0 if self.logprobs else None
 
 
 _Body = TypeVar("_Body", bound=Options)
@@ -170,6 +221,8 @@ def parse_body(raw: bytes, model: type[_Body]) -> _Body:
         ) from error
     if body.stream_options is not None and not body.stream:
         raise ApiError("stream_options needs stream: true", param="stream_options")
+    if isinstance(body, ChatBody) and body.top_logprobs and not body.logprobs:
+        raise ApiError("top_logprobs needs logprobs: true", param="top_logprobs")
     return body
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
 
 from prfaas_net.gateway.answer import Piece
+from prfaas_net.gateway.logprobs import Scored, chat_logprobs, completion_logprobs
 from prfaas_net.gateway.record import RequestRecord
 
 __all__ = ["DONE", "ChatShape", "CompletionShape", "Shape", "sse", "usage_of"]
@@ -38,6 +39,7 @@ class Shape(ABC):
 
     Args:
         model: the name the client knows the model by.
+        token_text: one token as text by itself, for log-probabilities.
         token_ids: whether choices carry the ids of their tokens.
     """
 
@@ -45,7 +47,8 @@ class Shape(ABC):
     whole_object = ""
     chunk_object = ""
 
-    def __init__(self, model: str, *, token_ids: bool = False) -> None:
+    def __init__(self, model: str, token_text: Callable[[int], str], *, token_ids: bool = False) -> None:
+        self._token_text = token_text
         self.token_ids = token_ids
         self._head: dict[str, Any] = {
             "id": f"{self.prefix}-{uuid.uuid4().hex}",
@@ -55,18 +58,24 @@ class Shape(ABC):
         }
         self._first = True
 
-    def whole(
-        self, text: str, tokens: Sequence[int], record: RequestRecord, prompt_ids: Sequence[int]
-    ) -> dict[str, Any]:
+    def whole(self, pieces: Sequence[Piece], record: RequestRecord, prompt_ids: Sequence[int]) -> dict[str, Any]:
         """The body of an answer that is not streamed."""
-        choice = {"index": 0, **self._whole(text), "logprobs": None, "finish_reason": record.finish_reason}
+        scored = [entry for piece in pieces for entry in piece.scored]
+        choice = {
+            "index": 0,
+            **self._whole("".join(piece.text for piece in pieces)),
+            "logprobs": self._logprobs(scored) if scored else None,
+            "finish_reason": record.finish_reason,
+        }
         if self.token_ids:
-            choice |= {"token_ids": list(tokens), "prompt_token_ids": list(prompt_ids)}
+            tokens = [piece.token for piece in pieces if piece.token is not None]
+            choice |= {"token_ids": tokens, "prompt_token_ids": list(prompt_ids)}
         return {**self._head, "object": self.whole_object, "choices": [choice], "usage": usage_of(record)}
 
     def chunk(self, piece: Piece, usage: dict[str, Any] | None, *, with_usage: bool) -> dict[str, Any]:
         """A streamed piece; ``with_usage`` writes the field, with null for none."""
-        choice = {"index": 0, **self._part(piece.text), "logprobs": None, "finish_reason": piece.finish_reason}
+        logprobs = self._logprobs(piece.scored) if piece.scored else None
+        choice = {"index": 0, **self._part(piece.text), "logprobs": logprobs, "finish_reason": piece.finish_reason}
         self._first = False
         if self.token_ids:
             choice["token_ids"] = [] if piece.token is None else [piece.token]
@@ -83,17 +92,25 @@ class Shape(ABC):
     @abstractmethod
     def _part(self, text: str) -> dict[str, Any]: ...
 
+    @abstractmethod
+    def _logprobs(self, scored: Sequence[Scored]) -> dict[str, Any]: ...
+
 
 class CompletionShape(Shape):
     """``/v1/completions``."""
 
     prefix, whole_object, chunk_object = "cmpl", "text_completion", "text_completion"
+    _offset = 0
 
     def _whole(self, text: str) -> dict[str, Any]:
         return {"text": text}
 
     def _part(self, text: str) -> dict[str, Any]:
         return {"text": text}
+
+    def _logprobs(self, scored: Sequence[Scored]) -> dict[str, Any]:
+        body, self._offset = completion_logprobs(scored, self._token_text, self._offset)
+        return body
 
 
 class ChatShape(Shape):
@@ -107,3 +124,6 @@ class ChatShape(Shape):
     def _part(self, text: str) -> dict[str, Any]:
         # The role rides on the first token: a chunk of its own before it would count as the first token.
         return {"delta": {"role": "assistant", "content": text} if self._first else {"content": text}}
+
+    def _logprobs(self, scored: Sequence[Scored]) -> dict[str, Any]:
+        return chat_logprobs(scored, self._token_text)

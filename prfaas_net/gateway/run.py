@@ -16,7 +16,7 @@ from prfaas_net.gateway.calls import NodeClient, NodeStream
 from prfaas_net.gateway.fleet import Fleet
 from prfaas_net.gateway.record import RequestRecord
 from prfaas_net.nodes.engine_api import Sampling
-from prfaas_net.nodes.messages import DecodeCall, PrefillCall, SamplingModel, TransferReport
+from prfaas_net.nodes.messages import DecodeCall, LogprobsModel, PrefillCall, SamplingModel, TransferReport
 from prfaas_net.scheduling import Arrival, Decision, PrefillEnded, RequestEnded, Router
 
 __all__ = ["Finish", "Run", "Services", "ServingRequest", "Token"]
@@ -75,11 +75,13 @@ class Token:
     Attributes:
         index: counts from 0.
         finish: why it is the last one, where the node said so along with it.
+        logprobs: where the request asked for them.
     """
 
     token: int
     index: int
     finish: str | None = None
+    logprobs: LogprobsModel | None = None
 
 
 @dataclass(frozen=True)
@@ -190,6 +192,7 @@ class Run:
             chunk_tokens=self._decision.chunk_tokens,
             source_cluster=self._decision.prefill_cluster,
             deadline_s=self._remaining_s(),
+            prompt_token_set=sorted(set(request.token_ids)) if request.sampling.counts_prompt else [],
             sampling=sampling,
         )
         self._decode = await services.client.open(decode.name, decode.url, "/v1/decode", reserve)
@@ -255,7 +258,15 @@ class Run:
             self.reached("first_token")
             self.record.ttft_s = self.record.stages_s["first_token"]
         self.record.output_tokens += 1
-        return Token(token, index, finish)
+        return Token(token, index, finish, self._logprobs(event))
+
+    def _logprobs(self, event: dict[str, Any]) -> LogprobsModel | None:
+        if self.request.sampling.logprobs is None:
+            return None
+        try:
+            return LogprobsModel.model_validate(event.get("logprobs"))
+        except ValidationError:
+            raise self._unexpected(event, "logprobs") from None
 
     def _finish(self, event: dict[str, Any]) -> Finish:
         if event.get("reason") not in FINISH_REASONS or self.record.output_tokens == 0:

@@ -120,16 +120,11 @@ class Serving:
         return Answer(run, self._tokenizer.stream(), job.stops, job.options.min_tokens or 0)
 
     async def _whole(self, job: Job) -> web.Response:
-        texts: list[str] = []
-        tokens: list[int] = []
         async with self._lifecycle.serve(job.request, job.record) as run:
-            async for piece in self._answer(run, job):
-                texts.append(piece.text)
-                if piece.token is not None:
-                    tokens.append(piece.token)
+            pieces = [piece async for piece in self._answer(run, job)]
             if job.explain:
                 await run.settle(REPORT_WAIT_S)
-        body = job.shape.whole("".join(texts), tokens, job.record, job.request.token_ids)
+        body = job.shape.whole(pieces, job.record, job.request.token_ids)
         if job.explain:
             body["prfaas"] = job.record.to_json()
         return web.Response(body=orjson.dumps(body), content_type="application/json")

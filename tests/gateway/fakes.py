@@ -44,6 +44,9 @@ class ByteTokenizer:
     def apply_chat_template(self, messages: Sequence[dict[str, str]]) -> list[int]:
         return self.encode("".join(f"<{m['role']}>{m['content']}" for m in messages) + "<assistant>")
 
+    def token_text(self, token: int) -> str:
+        return bytes([token]).decode(errors="replace") if token < 256 else "<end>"
+
     def stream(self) -> ByteStream:
         return ByteStream()
 
@@ -74,6 +77,7 @@ class Script:
         hold_at, gate: wait at the gate before this token (decode), or after ``started`` (prefill).
         raw: send this line in place of the first token.
         split_finish: send the finish event in a write of its own.
+        no_logprobs: send none, although they were asked for.
     """
 
     tokens: Sequence[int] = tuple(b"Hello, world")
@@ -86,6 +90,7 @@ class Script:
     gate: Gate = field(default_factory=Gate)
     raw: bytes | None = None
     split_finish: bool = False
+    no_logprobs: bool = False
 
 
 class Fabric:
@@ -225,7 +230,11 @@ class FakeNode:
                     await transfer
                     if script.raw is not None:
                         await response.write(script.raw)
-                lines = _line({"event": "token", "token": token, "index": index})
+                event = {"event": "token", "token": token, "index": index}
+                if call["sampling"]["logprobs"] is not None and not script.no_logprobs:
+                    top = [[token + i, -0.5 - i] for i in range(call["sampling"]["logprobs"])]
+                    event["logprobs"] = {"logprob": -0.5, "top": top}
+                lines = _line(event)
                 if index == 0:
                     lines += _line({"event": "landed", "at_s": 0.01})
                 if index == len(tokens) - 1 and not script.split_finish:

@@ -33,7 +33,14 @@ BAD: list[tuple[str, str, Any, int, str | None, str]] = [
     ("too many tokens", COMPLETIONS, {"prompt": "x", "max_tokens": 4096}, 400, "prompt", "max_tokens together"),
     ("n", COMPLETIONS, {"prompt": "x", "n": 2}, 400, "n", "not supported yet"),
     ("best_of", COMPLETIONS, {"prompt": "x", "best_of": 3}, 400, "best_of", "not supported yet"),
-    ("logprobs", COMPLETIONS, {"prompt": "x", "logprobs": 1}, 400, "logprobs", "leave logprobs out"),
+    ("logprobs", COMPLETIONS, {"prompt": "x", "logprobs": 21}, 400, "logprobs", "less than or equal to 20"),
+    ("top_logprobs", CHAT, {"messages": [USER], "top_logprobs": 2}, 400, "top_logprobs", "needs logprobs: true"),
+    ("bias list", COMPLETIONS, {"prompt": "x", "logit_bias": [1]}, 400, "logit_bias", "by token id"),
+    ("bias name", COMPLETIONS, {"prompt": "x", "logit_bias": {"a": 1}}, 400, "logit_bias", "by token id"),
+    ("bias high", COMPLETIONS, {"prompt": "x", "logit_bias": {"5": 101}}, 400, "logit_bias", "from -100 to 100"),
+    ("penalty", COMPLETIONS, {"prompt": "x", "presence_penalty": 3}, 400, "presence_penalty", "less than or equal"),
+    ("repetition", COMPLETIONS, {"prompt": "x", "repetition_penalty": 0}, 400, "repetition_penalty", "greater than 0"),
+    ("min_p", COMPLETIONS, {"prompt": "x", "min_p": 2}, 400, "min_p", "less than or equal"),
     ("max_tokens text", COMPLETIONS, {"prompt": "x", "max_tokens": "5"}, 400, "max_tokens", "valid integer"),
     ("max_tokens zero", COMPLETIONS, {"prompt": "x", "max_tokens": 0}, 400, "max_tokens", "greater than or equal"),
     ("temperature", COMPLETIONS, {"prompt": "x", "temperature": -1}, 400, "temperature", "greater than or equal"),
@@ -103,11 +110,54 @@ async def test_what_clients_really_send_passes(bench: Bench, body: dict[str, Any
 
 async def test_sampling_reaches_both_nodes(bench: Bench) -> None:
     """Both nodes draw with the same settings, so that either could make any token."""
-    body = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "seed": -3, "max_tokens": 7, "ignore_eos": True}
+    body = {
+        "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": -3, "max_tokens": 7, "min_tokens": 9,
+        "ignore_eos": True, "presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.5,
+        "logit_bias": {"7": 2, "9": -1.5}, "logprobs": 3,
+    }  # fmt: skip
     await bench.complete(**body)
-    expected = {**body, "seed": (1 << 64) - 3}
+    expected = {**body, "seed": (1 << 64) - 3, "min_tokens": 7, "logit_bias": [[7, 2.0], [9, -1.5]]}
     assert bench.fleet.near.calls[0]["sampling"] == expected
     assert bench.fleet.decode.calls[0]["sampling"] == expected
+
+
+async def test_the_decode_node_learns_the_prompts_tokens_only_if_it_needs_them(bench: Bench) -> None:
+    """For the repetition penalty: each token once. Else nothing of the prompt but its length."""
+    await bench.complete(prompt="abca")
+    await bench.complete(prompt="abca", repetition_penalty=1.2)
+    assert [call["prompt_token_set"] for call in bench.fleet.decode.calls] == [[], [97, 98, 99]]
+
+
+async def test_logprobs_of_a_completion(bench: Bench) -> None:
+    """Four lists side by side, whole and streamed; the offsets are those of the text."""
+    _, answer, _ = await bench.post(COMPLETIONS, {"prompt": "Hi", "max_tokens": 3, "logprobs": 2})
+    assert answer["choices"][0]["logprobs"] == {
+        "tokens": ["H", "e", "l"],
+        "token_logprobs": [-0.5, -0.5, -0.5],
+        "top_logprobs": [{"H": -0.5, "I": -1.5}, {"e": -0.5, "f": -1.5}, {"l": -0.5, "m": -1.5}],
+        "text_offset": [0, 1, 2],
+    }
+    _, answer, _ = await bench.post(COMPLETIONS, {"prompt": "Hi", "max_tokens": 3, "logprobs": False})
+    assert answer["choices"][0]["logprobs"] is None
+
+
+async def test_logprobs_of_a_chat(bench: Bench) -> None:
+    """One entry a token, with its bytes; the likeliest ones only if they were asked for."""
+    body = {"messages": [USER], "max_tokens": 1, "logprobs": True}
+    _, answer, _ = await bench.post(CHAT, body)
+    assert answer["choices"][0]["logprobs"] == {
+        "content": [{"token": "H", "logprob": -0.5, "bytes": [72], "top_logprobs": []}], "refusal": None,
+    }  # fmt: skip
+    _, answer, _ = await bench.post(CHAT, body | {"top_logprobs": 2})
+    assert [top["token"] for top in answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]] == ["H", "I"]
+
+
+async def test_a_node_that_leaves_logprobs_out_is_found_out(bench: Bench) -> None:
+    """An answer never looks as if it had honoured what was ignored."""
+    bench.fleet.decode.script.no_logprobs = True
+    status, answer, _ = await bench.post(COMPLETIONS, {"prompt": "Hi", "max_tokens": 3, "logprobs": 2})
+    assert status == 502
+    assert "logprobs" in answer["error"]["message"]
 
 
 async def test_default_sampling(bench: Bench) -> None:
@@ -126,10 +176,11 @@ async def test_chat_bound_is_cut_to_the_model(bench: Bench) -> None:
         assert bench.fleet.decode.calls[-1]["sampling"]["max_tokens"] == expected
 
 
-async def test_min_tokens_at_the_bound_ignores_the_end(bench: Bench) -> None:
-    """Where min_tokens equals max_tokens, going on after an end token is what was asked for."""
-    await bench.complete(min_tokens=5, max_tokens=5)
-    assert bench.fleet.decode.calls[0]["sampling"]["ignore_eos"] is True
+async def test_min_tokens_is_never_more_than_the_bound(bench: Bench) -> None:
+    """Nodes keep end tokens closed so long; more than is generated at all would be refused there."""
+    await bench.complete(min_tokens=9, max_tokens=5)
+    sampling = bench.fleet.decode.calls[0]["sampling"]
+    assert (sampling["min_tokens"], sampling["ignore_eos"]) == (5, False)
 
 
 async def test_request_id_is_kept_and_unique_inside(bench: Bench) -> None:
