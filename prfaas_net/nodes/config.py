@@ -40,6 +40,7 @@ class KvSection(Section):
         arena: host memory for KVCache: landing on a decode node, being made on a prefill node.
         shared_key: authenticates senders and receivers to each other; at least 16 characters.
         tls: certificates, for authentication and secrecy.
+        max_connections: a link may find out by itself how many carry most, up to this many.
         budget: egress budget of each link; without it the link is not paced.
         resume_window: how long a link that lost every connection may take to come back with its transfers.
         local_addresses: to dial from in turn, on a host with several network cards.
@@ -51,6 +52,7 @@ class KvSection(Section):
     shared_key: SecretStr | None = Field(None, min_length=16)
     tls: TlsSection | None = None
     connections: int = Field(4, ge=1, le=64)
+    max_connections: int | None = Field(None, ge=1, le=64)
     congestion_control: str | None = None
     budget: Rate | None = Field(None, gt=0)
     notsent_lowat: Bytes = Field(256 * KiB, gt=0)
@@ -68,6 +70,7 @@ class KvSection(Section):
     def options(self) -> LinkOptions:
         return LinkOptions(
             connections=self.connections,
+            max_connections=self.max_connections,
             congestion_control=self.congestion_control,
             budget_bps=self.budget,
             notsent_lowat_bytes=self.notsent_lowat,
@@ -88,6 +91,7 @@ class NodeConfig(Section):
         listen: the control port, for gateways.
         node_key: shared with the gateways; needed to listen on other than loopback addresses.
         model: a Hugging Face directory.
+        kv_dtype: in which keys and values are kept and sent; the same on every node of a deployment.
     """
 
     role: Literal["prefill", "decode"]
@@ -97,4 +101,5 @@ class NodeConfig(Section):
     node_key: SecretStr | None = Field(None, min_length=16)
     model: str | None = None
     prefill_chunk_tokens: int = Field(512, ge=1)
+    kv_dtype: Literal["float32", "bfloat16"] = "float32"
     kv: KvSection = KvSection()

@@ -1,12 +1,16 @@
 """Links and listeners: the shells that move what :mod:`prfaas_net.wire` says, over real sockets."""
 
 from prfaas_net.transport.arena import Arena, ArenaBlock
+from prfaas_net.transport.buffers import put, reserve_buffer
 from prfaas_net.transport.identity import Identity
+from prfaas_net.transport.incoming import Incoming
 from prfaas_net.transport.link import Outgoing, SenderLink
-from prfaas_net.transport.listener import Incoming, KvListener
+from prfaas_net.transport.listener import KvListener
+from prfaas_net.transport.memory import MemoryLink, MemoryListener
 from prfaas_net.transport.options import LinkOptions
 from prfaas_net.transport.pool import LinkPool
 from prfaas_net.transport.security import Security
+from prfaas_net.transport.stats import LinkStats, TransferProgress
 from prfaas_net.transport.tls import TlsFiles
 
 __all__ = [
@@ -17,8 +21,14 @@ __all__ = [
     "KvListener",
     "LinkOptions",
     "LinkPool",
+    "LinkStats",
+    "MemoryLink",
+    "MemoryListener",
     "Outgoing",
     "Security",
     "SenderLink",
     "TlsFiles",
+    "TransferProgress",
+    "put",
+    "reserve_buffer",
 ]

@@ -10,6 +10,7 @@ from prfaas_net.clock import Clock
 from prfaas_net.errors import LinkError
 from prfaas_net.transport.driver import SessionDriver
 from prfaas_net.transport.lanes import Lane, SendLane
+from prfaas_net.transport.options import LinkOptions, pace
 from prfaas_net.transport.streams import Stream
 from prfaas_net.wire import Event, OutgoingTransfer, PeerIdentity, SendingSession
 
@@ -35,6 +36,7 @@ class SendingConnections:
         work: threading.Condition,
         lock: threading.Lock,
         clock: Clock,
+        options: LinkOptions,
         views: Views,
         on_event: Callable[[Event], None],
         on_change: Callable[[], None],
@@ -44,6 +46,7 @@ class SendingConnections:
         self.lanes: dict[int, SendLane] = {}
         self._work = work
         self._clock = clock
+        self._options = options
         self._views = views
         self._on_change = on_change
         self.driver = SessionDriver(session, clock=clock, lock=lock, on_event=on_event, on_pump=self._wake_lanes)
@@ -60,12 +63,28 @@ class SendingConnections:
         )  # fmt: skip
         self.lanes[number] = lane
         lane.start()
+        self._share_budget()
 
-    def retire_lane(self, number: int) -> None:
-        """Let a lane finish the chunk it is sending, and end."""
-        with self._work:
-            self.lanes[number].closing = True
-            self._work.notify_all()
+    def retire_lane(self) -> None:
+        """Let the newest lane finish the chunk it is sending, and end."""
+        numbers = [number for number, lane in self.lanes.items() if not lane.closing]
+        if numbers:
+            with self._work:
+                self.lanes[max(numbers)].closing = True
+                self._work.notify_all()
+
+    @property
+    def open_lanes(self) -> int:
+        """Data connections that are up and stay so."""
+        return sum(not lane.closing for lane in self.lanes.values())
+
+    def _share_budget(self) -> None:
+        """The budget is the link's: whatever number of connections there is, they get it in equal parts."""
+        for lane in self.lanes.values():
+            try:
+                pace(lane.stream.sock, self._options, len(self.lanes))
+            except OSError:
+                pass  # it has just ended
 
     def shut_lane(self, number: int) -> None:
         """End a lane, whatever it is doing."""
@@ -112,6 +131,7 @@ class SendingConnections:
     def _forget_lane(self, lane: Lane, error: Exception | None) -> None:
         lane.close()
         del self.lanes[lane.number]
+        self._share_budget()
         self._on_change()
 
     def lost_every_lane(self, error: Exception | None) -> None:

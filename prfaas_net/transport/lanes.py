@@ -16,7 +16,7 @@ from prfaas_net.errors import PrfaasError
 from prfaas_net.kv.chunks import checksum
 from prfaas_net.transport.streams import Stream
 from prfaas_net.units import MiB
-from prfaas_net.wire import HEADER_BYTES, Flags, Header, OutgoingTransfer, ReceivingSession, SendingSession
+from prfaas_net.wire import HEADER_BYTES, Flags, Header, OutgoingTransfer, ReceivingSession, SendingSession, SendOrder
 
 __all__ = ["Lane", "ReceiveLane", "SendLane"]
 
@@ -99,13 +99,11 @@ class SendLane(Lane):
     def _run(self) -> None:
         while True:
             with self._work:
-                order = self._session.next_chunk(self.number, now=self._clock.now())
+                order = self._next_order()
                 while order is None:
-                    if self.closing or self._session.error is not None:
+                    if self._stopping() or (not self._work.wait(IDLE_CHECK_S) and self._closed_by_peer()):
                         return
-                    if not self._work.wait(IDLE_CHECK_S) and self._closed_by_peer():
-                        return
-                    order = self._session.next_chunk(self.number, now=self._clock.now())
+                    order = self._next_order()
                 view = self._views(order.transfer, order.chunk)
             known = order.checksum
             if known is None:
@@ -115,6 +113,12 @@ class SendLane(Lane):
                 self._wake()
             self.stream.send_frame(order.header(known), view)
             self.n_bytes += view.nbytes
+
+    def _stopping(self) -> bool:
+        return self.closing or self._session.error is not None
+
+    def _next_order(self) -> SendOrder | None:
+        return None if self._stopping() else self._session.next_chunk(self.number, now=self._clock.now())
 
     def _closed_by_peer(self) -> bool:
         """Nothing ever comes back on a data connection, so whatever can be read is its end."""

@@ -29,6 +29,8 @@ from prfaas_net.transport.identity import Identity
 from prfaas_net.transport.options import LinkOptions
 from prfaas_net.transport.outgoing import Outgoing
 from prfaas_net.transport.security import Security
+from prfaas_net.transport.stats import LinkStats, TransferProgress
+from prfaas_net.transport.tuning import LinkSampler, StreamTuner
 from prfaas_net.wire import (
     Delivered,
     Event,
@@ -45,6 +47,9 @@ from prfaas_net.wire import (
 __all__ = ["Outgoing", "SenderLink"]
 
 Endpoint = tuple[str, int]
+# How often the sockets are looked at, and how often in between whether there is something to send.
+SAMPLE_EVERY_S = 0.5
+LOOKS_PER_SAMPLE = 5
 # Between two attempts to dial: doubles from the first to the last.
 BACKOFF_S = (0.05, 1.0)
 
@@ -72,7 +77,12 @@ class SenderLink:
         self._work = threading.Condition(self._lock)
         self._outgoing: dict[OutgoingTransfer, Outgoing] = {}
         self._changed = asyncio.Event()
-        self._keeper: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._sampler = LinkSampler()
+        self._tuner: StreamTuner | None = None
+        if options.max_connections is not None:
+            self._tuner = StreamTuner(start=options.connections, highest=options.max_connections)
+        self._ended_bytes = 0
         self._session_id = ""
         self._last_lane = 0
         self._endpoint: Endpoint = ("", 0)
@@ -103,7 +113,7 @@ class SenderLink:
             clock=clock or SystemClock(),
         )
         link._now = await link._dial_session()
-        link._keeper = asyncio.create_task(link._keep())
+        link._tasks = [asyncio.create_task(link._keep()), asyncio.create_task(link._sample())]
         return link
 
     # -- for the user -------------------------------------------------------------------------------------------
@@ -128,6 +138,36 @@ class SenderLink:
         """Data connections that are up."""
         return len(self._now.lanes)
 
+    @property
+    def wanted_connections(self) -> int:
+        """Data connections that there should be."""
+        return self.options.connections if self._tuner is None else self._tuner.streams
+
+    def progress(self) -> list[TransferProgress]:
+        """Every transfer that has not ended."""
+        now = self._clock.now()
+        with self._lock:
+            return [TransferProgress.of(transfer, now=now) for transfer in self._outgoing]
+
+    def stats(self) -> LinkStats:
+        """The link as a whole; TCP's counters are those of the last sample."""
+        infos = self._sampler.infos
+        transfers = self.progress()
+        return LinkStats(
+            peer=self._now.peer.node,
+            alive=self.alive,
+            connections=self.connections,
+            transfers=len(transfers),
+            queued_bytes=sum(t.ready_bytes - t.acked_bytes for t in transfers),
+            acked_bytes=self._acked_bytes(),
+            goodput_bps=self._sampler.goodput_bps,
+            rtt_s=self.rtt_s,
+            tcp_rtt_s=sum(info.rtt_s for info in infos) / len(infos) if infos else 0.0,
+            bytes_sent=self._sampler.sent_bytes,
+            bytes_retrans=self._sampler.retrans_bytes,
+            delivery_rate_bps=sum(info.delivery_rate_bps for info in infos),
+        )
+
     def open(
         self, ticket: Ticket, table: ChunkTable, views: Sequence[memoryview], *, lifetime_s: float | None = None
     ) -> Outgoing:
@@ -151,9 +191,9 @@ class SenderLink:
 
     async def close(self, reason: str = "the sender closed the link", *, timeout_s: float = 1.0) -> None:
         """End the link; transfers under way fail on both sides. Joins its threads."""
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._now.close(reason, timeout_s=timeout_s)
         self._give_up(LinkError(reason))
 
@@ -192,7 +232,7 @@ class SenderLink:
     async def _dial_endpoint(self, endpoint: Endpoint) -> SendingConnections:
         self._session_id = secrets.token_hex(16)
         control, peer = await dial(endpoint, self._hello(0), self._security, self.options)
-        numbers = range(self._last_lane + 1, self._last_lane + 1 + self.options.connections)
+        numbers = range(self._last_lane + 1, self._last_lane + 1 + self.wanted_connections)
         dialled = await asyncio.gather(
             *(dial(endpoint, self._hello(n), self._security, self.options) for n in numbers), return_exceptions=True
         )
@@ -206,7 +246,7 @@ class SenderLink:
         self._last_lane = numbers[-1]
         session = SendingSession(timers=self._timers, now=self._clock.now(), resumable=self.options.resume_window_s > 0)
         made = SendingConnections(
-            session, peer, work=self._work, lock=self._lock, clock=self._clock, views=self._view,
+            session, peer, work=self._work, lock=self._lock, clock=self._clock, options=self.options, views=self._view,
             on_event=self._event, on_change=self._changed.set,
         )  # fmt: skip
         for number, stream in zip(numbers, streams, strict=True):
@@ -238,7 +278,7 @@ class SenderLink:
 
     async def _replace_lanes(self) -> None:
         backoff_s, last_s = BACKOFF_S
-        while self._now.session.error is None and self.connections < self.options.connections:
+        while self._now.session.error is None and self._now.open_lanes < self.wanted_connections:
             try:
                 await self._add_lane()
             except PrfaasError as error:
@@ -247,6 +287,26 @@ class SenderLink:
                     return
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(last_s, 2 * backoff_s)
+
+    async def _sample(self) -> None:
+        """Look at the sockets every now and then; follow the tuner's advice."""
+        while True:
+            for _ in range(LOOKS_PER_SAMPLE):
+                await asyncio.sleep(SAMPLE_EVERY_S / LOOKS_PER_SAMPLE)
+                with self._lock:
+                    self._sampler.note_busy(bool(self._now.session.waiting))
+            streams = [(number, lane.stream) for number, lane in self._now.lanes.items()]
+            sample = self._sampler.sample(streams, acked_bytes=self._acked_bytes(), now=self._clock.now())
+            if self._tuner is None or sample is None:
+                continue
+            wanted = self._tuner.add(sample)
+            for _ in range(self._now.open_lanes - wanted):
+                self._now.retire_lane()
+            self._changed.set()
+
+    def _acked_bytes(self) -> int:
+        with self._lock:
+            return self._ended_bytes + sum(transfer.stats.acked_bytes for transfer in self._outgoing)
 
     async def _come_back(self) -> None:
         """Dial again and take the orphans along, within the window."""
@@ -315,6 +375,7 @@ class SenderLink:
         if isinstance(event, (Delivered, SendFailed)):
             with self._lock:
                 outgoing = self._outgoing.pop(event.transfer)
+                self._ended_bytes += event.transfer.stats.acked_bytes
             outgoing.end(event.error if isinstance(event, SendFailed) else None)
         elif isinstance(event, LaneGivenUp):
             self._now.shut_lane(event.lane)

@@ -21,11 +21,12 @@ from typing import Any
 
 from prfaas_net.clock import Clock, SystemClock
 from prfaas_net.config import is_loopback
-from prfaas_net.errors import CancelledByPeer, ConfigError, CorruptionError, IncompatibleError, LinkError, PrfaasError
+from prfaas_net.errors import ConfigError, CorruptionError, IncompatibleError, LinkError, PrfaasError
 from prfaas_net.kv.chunks import ChunkTable
 from prfaas_net.transport.driver import SessionDriver
 from prfaas_net.transport.handshaking import accept_handshake
 from prfaas_net.transport.identity import Identity
+from prfaas_net.transport.incoming import Inbox, Incoming
 from prfaas_net.transport.lanes import Lane, ReceiveLane
 from prfaas_net.transport.options import LinkOptions, tune
 from prfaas_net.transport.security import Security
@@ -33,21 +34,13 @@ from prfaas_net.transport.streams import Stream
 from prfaas_net.wire import (
     MAX_LANES,
     Acceptor,
-    Completed,
     Event,
     Hello,
-    IncomingTransfer,
     LaneGivenUp,
-    ReceiveFailed,
     ReceivingSession,
-    Reservations,
-    SealArrived,
     SessionLost,
     TakenOver,
-    Ticket,
-    TicketSigner,
     Timers,
-    TransferOpened,
 )
 
 __all__ = ["Incoming", "KvListener"]
@@ -55,55 +48,6 @@ __all__ = ["Incoming", "KvListener"]
 # Connections that have not shaken hands yet; more than these are closed at once, so that whoever opens ten thousand
 # of them costs no more than this.
 MAX_PENDING_HANDSHAKES = 256
-# A connection that is still writing into the memory of an ended transfer after this long is shut down.
-FENCE_S = 1.0
-
-
-class Incoming:
-    """One reserved transfer, for its user."""
-
-    def __init__(self, listener: KvListener, transfer: IncomingTransfer) -> None:
-        self.transfer = transfer
-        self._listener = listener
-        loop = asyncio.get_running_loop()
-        self._opened: asyncio.Future[None] = loop.create_future()
-        self._sealed: asyncio.Future[dict[str, Any]] = loop.create_future()
-        self._landed: asyncio.Future[None] = loop.create_future()
-        for future in (self._opened, self._sealed, self._landed):
-            # Each of them may be the one that nobody waits for.
-            future.add_done_callback(lambda done: done.cancelled() or done.exception())
-
-    @property
-    def ticket(self) -> Ticket:
-        return self.transfer.ticket
-
-    async def sealed(self) -> dict[str, Any]:
-        """What the sender sent with its seal.
-
-        Raises:
-            PrfaasError: the transfer failed. The ticket's lifetime bounds the wait.
-        """
-        return await asyncio.shield(self._sealed)
-
-    async def landed(self) -> None:
-        """Until every chunk is in its destination, verified, and the digest agrees.
-
-        Raises:
-            PrfaasError: the transfer failed. The ticket's lifetime bounds the wait.
-        """
-        await asyncio.shield(self._landed)
-
-    async def abort(self, error: PrfaasError | None = None) -> None:
-        """End the transfer if it has not ended, and wait until no connection writes into its memory any more.
-
-        After this the destinations may be used for something else.
-        """
-        await self._listener._abort(self, error or CancelledByPeer("the receiver no longer wants the transfer"))
-
-    def _fail(self, error: PrfaasError) -> None:
-        for future in (self._opened, self._sealed, self._landed):
-            if not future.done():
-                future.set_exception(error)
 
 
 class _Peer:
@@ -147,8 +91,7 @@ class KvListener:
         self._clock = clock or SystemClock()
         self._link_grace_s = link_grace_s
         self._lock = threading.Lock()
-        self._reservations = Reservations(TicketSigner(secrets.token_bytes(32)))
-        self._incoming: dict[IncomingTransfer, Incoming] = {}
+        self._inbox = Inbox(boot_id=identity.boot_id, clock=self._clock, lock=self._lock, writers=self)
         self._peers: dict[str, _Peer] = {}
         self._pending: set[asyncio.Task[None]] = set()
         self._socket: socket.socket | None = None
@@ -178,7 +121,7 @@ class KvListener:
             ) from error
         self._socket.setblocking(False)
         self.address = self._socket.getsockname()[:2]
-        self._tasks = [asyncio.create_task(self._accept()), asyncio.create_task(self._expire())]
+        self._tasks = [asyncio.create_task(self._accept()), asyncio.create_task(self._inbox.expire_forever())]
 
     async def close(self, *, timeout_s: float = 1.0) -> None:
         """Stop listening and end all sessions and reservations; joins the threads."""
@@ -190,8 +133,7 @@ class KvListener:
         peers = list(self._peers.values())
         lanes = [lane for peer in peers for lane in peer.lanes.values()]
         await asyncio.gather(*(p.driver.close("the receiver is shutting down", timeout_s=timeout_s) for p in peers))
-        for incoming in tuple(self._incoming.values()):
-            await incoming.abort()
+        await self._inbox.abort_all()
         await asyncio.gather(*(asyncio.to_thread(lane.join, timeout_s) for lane in lanes))
 
     # -- for the user -------------------------------------------------------------------------------------------
@@ -199,7 +141,7 @@ class KvListener:
     @property
     def reservations(self) -> int:
         """Transfers that are promised and have not ended."""
-        return len(self._reservations)
+        return len(self._inbox)
 
     @property
     def connections(self) -> int:
@@ -212,31 +154,18 @@ class KvListener:
         destinations: Sequence[memoryview],
         *,
         lifetime_s: float,
-        endpoints: Sequence[tuple[str, int]],
+        endpoints: Sequence[tuple[str, int]] | None = None,
         manifest: dict[str, Any] | None = None,
     ) -> Incoming:
         """Promise to take a transfer into these destinations. On the loop.
 
         Args:
             lifetime_s: from now; when it has passed the transfer fails, whatever its state.
-            endpoints: where the sender should dial, in order of preference.
+            endpoints: where the sender should dial, in order of preference; the listener's address if not given.
         """
-        ticket = Ticket(
-            transfer_id=secrets.token_hex(16),
-            boot_id=self.identity.boot_id,
-            endpoints=tuple(endpoints),
-            total_bytes=table.total_bytes,
-            n_chunks=len(table),
-            table=table.fingerprint,
-            lifetime_s=lifetime_s,
-            manifest=manifest or {},
+        return self._inbox.reserve(
+            table, destinations, lifetime_s=lifetime_s, endpoints=endpoints or [self.address], manifest=manifest
         )
-        ticket = self._reservations.signer.sign(ticket)
-        transfer = IncomingTransfer(ticket, table, destinations, deadline=self._clock.now() + lifetime_s)
-        incoming = self._incoming[transfer] = Incoming(self, transfer)
-        with self._lock:
-            self._reservations.add(transfer)
-        return incoming
 
     # -- connections --------------------------------------------------------------------------------------------
 
@@ -283,7 +212,7 @@ class KvListener:
             if peer is not None:
                 raise IncompatibleError("the session has a control connection already")
             session = ReceivingSession(
-                self._reservations,
+                self._inbox.reservations,
                 peer=hello.node,
                 timers=self._timers,
                 now=self._clock.now(),
@@ -319,75 +248,27 @@ class KvListener:
         peer.lanes.pop(lane.number, None)
         peer.driver.pump()
 
-    # -- transfers ----------------------------------------------------------------------------------------------
+    # -- for the inbox ------------------------------------------------------------------------------------------
+
+    def pump(self, session: ReceivingSession) -> None:
+        for peer in tuple(self._peers.values()):
+            if peer.session is session:
+                peer.driver.pump()
+
+    def shut_lanes(self, numbers: set[int]) -> None:
+        for peer in self._peers.values():
+            for number in numbers & peer.lanes.keys():
+                peer.lanes[number].shutdown()
 
     def _event(self, peer: _Peer, event: Event) -> None:
-        if isinstance(event, SessionLost):
-            self._peers.pop(peer.hello.session, None)
-            for lane in peer.lanes.values():
-                lane.shutdown()
-            return
-        if isinstance(event, (TakenOver, LaneGivenUp)):
-            for number in event.lanes if isinstance(event, TakenOver) else (event.lane,):
-                if number in peer.lanes:
-                    peer.lanes[number].shutdown()
-            return
-        if not isinstance(event, (TransferOpened, SealArrived, Completed, ReceiveFailed)):
-            return
-        incoming = self._incoming.get(event.transfer)
-        if incoming is None:
-            return
         match event:
-            case TransferOpened():
-                _resolve(incoming._opened, None)
-            case SealArrived():
-                seal = event.transfer.seal or {}
-                body = seal.get("body")
-                _resolve(incoming._sealed, body if isinstance(body, dict) else {})
-            case Completed():
-                _resolve(incoming._landed, None)
-                del self._incoming[event.transfer]
-            case ReceiveFailed():
-                incoming._fail(event.error)
-
-    async def _abort(self, incoming: Incoming, error: PrfaasError) -> None:
-        transfer = incoming.transfer
-        with self._lock:
-            owner = transfer.owner
-            if isinstance(owner, ReceivingSession):
-                owner.abort(transfer, error)
-            else:
-                self._reservations.fail(transfer, error)
-            ended = transfer.error
-        self._incoming.pop(transfer, None)
-        incoming._fail(ended or error)
-        for peer in tuple(self._peers.values()):
-            if peer.session is owner:
-                peer.driver.pump()
-        await self._fence(transfer)
-
-    async def _fence(self, transfer: IncomingTransfer) -> None:
-        """Wait until no lane writes into the transfer's memory; lanes that will not leave are shut down."""
-        give_up_at = self._clock.now() + FENCE_S
-        while transfer.landing:
-            if self._clock.now() >= give_up_at:
-                numbers = set(transfer.landing.values())
-                for peer in self._peers.values():
-                    for number in numbers & peer.lanes.keys():
+            case SessionLost():
+                self._peers.pop(peer.hello.session, None)
+                for lane in peer.lanes.values():
+                    lane.shutdown()
+            case TakenOver() | LaneGivenUp():
+                for number in event.lanes if isinstance(event, TakenOver) else (event.lane,):
+                    if number in peer.lanes:
                         peer.lanes[number].shutdown()
-            await asyncio.sleep(0.002)
-
-    async def _expire(self) -> None:
-        while True:
-            await asyncio.sleep(0.05)
-            with self._lock:
-                overdue = self._reservations.expire(now=self._clock.now())
-            for transfer in overdue:
-                incoming = self._incoming.get(transfer)
-                if incoming is not None and transfer.error is not None:
-                    incoming._fail(transfer.error)
-
-
-def _resolve(future: asyncio.Future[Any], value: Any) -> None:
-    if not future.done():
-        future.set_result(value)
+            case _:
+                self._inbox.tell(event)

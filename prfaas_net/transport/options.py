@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from prfaas_net.errors import ConfigError
 from prfaas_net.units import KiB
 
-__all__ = ["LinkOptions", "tune"]
+__all__ = ["LinkOptions", "pace", "tune"]
 
 # Not exported by Python 3.11's socket module; values of linux/include/uapi.
 TCP_NOTSENT_LOWAT = 25
@@ -20,7 +20,8 @@ class LinkOptions:
     """Socket options of every connection of a link.
 
     Attributes:
-        connections: data connections of a sender.
+        connections: data connections of a sender to begin with.
+        max_connections: the link may find out by itself that more, or fewer, carry more; None keeps their number.
         congestion_control: a name of ``net.ipv4.tcp_available_congestion_control``, or None for the host's default.
         budget_bps: egress budget of the whole link; each data connection is paced to its share. None: unpaced.
         notsent_lowat_bytes: unsent bytes that the kernel may hold a connection. Small, so that an urgent chunk does
@@ -33,6 +34,7 @@ class LinkOptions:
     """
 
     connections: int = 4
+    max_connections: int | None = None
     congestion_control: str | None = None
     budget_bps: int | None = None
     notsent_lowat_bytes: int = 256 * KiB
@@ -46,9 +48,9 @@ class LinkOptions:
         """Where a connection should leave from; None leaves it to the routing table."""
         return self.local_addresses[lane % len(self.local_addresses)] if self.local_addresses else None
 
-    def pacing_bytes_per_s(self) -> int | None:
-        """One data connection's share of the budget, in the kernel's unit."""
-        return None if self.budget_bps is None else max(1, self.budget_bps // 8 // max(1, self.connections))
+    def pacing_bytes_per_s(self, connections: int) -> int | None:
+        """One data connection's share of the budget when there are so many, in the kernel's unit."""
+        return None if self.budget_bps is None else max(1, self.budget_bps // 8 // max(1, connections))
 
 
 def tune(sock: socket.socket, options: LinkOptions, *, data: bool) -> None:
@@ -76,8 +78,13 @@ def tune(sock: socket.socket, options: LinkOptions, *, data: bool) -> None:
     if not data:
         return
     sock.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, options.notsent_lowat_bytes)
-    pacing = options.pacing_bytes_per_s()
-    if pacing is not None:
-        sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, pacing.to_bytes(8, "little"))
+    pace(sock, options, options.connections)
     if options.sndbuf_bytes:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, options.sndbuf_bytes)
+
+
+def pace(sock: socket.socket, options: LinkOptions, connections: int) -> None:
+    """Give a data connection its share of the link's budget; again whenever their number changes."""
+    share = options.pacing_bytes_per_s(connections)
+    if share is not None:
+        sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, share.to_bytes(8, "little"))

@@ -213,12 +213,12 @@ class FrameParser:
         self._buffer += data
         while True:
             if self._header is None:
+                # A stranger is told at once, not when 64 bytes have dripped in. (Once a session is established there
+                # are no strangers, only damage.)
+                head = bytes(self._buffer[: len(MAGIC)])
+                if not self._sequenced and not MAGIC.startswith(head):
+                    raise ProtocolError("this is not a KV stream", expected=MAGIC, found=head, do="check the port")
                 if len(self._buffer) < HEADER_BYTES:
-                    # A stranger is told at once, not when 64 bytes have dripped in. (Once a session is
-                    # established there are no strangers, only damage.)
-                    head = bytes(self._buffer[: len(MAGIC)])
-                    if not self._sequenced and not MAGIC.startswith(head):
-                        raise ProtocolError("this is not a KV stream", expected=MAGIC, found=head)
                     return
                 self._header = self._accept(Header.unpack(self._buffer))
                 del self._buffer[:HEADER_BYTES]
