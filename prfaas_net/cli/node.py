@@ -27,6 +27,7 @@ Advertise = Annotated[
     typer.Option("--advertise", help="CLUSTER=HOST:PORT: what senders of that cluster dial instead. Repeatable."),
 ]
 Arena = Annotated[str | None, typer.Option("--arena", help="Host memory for KVCache, such as 4GiB.")]
+KvDtype = Annotated[str | None, typer.Option("--kv-dtype", help="How KVCache is kept: float32 or bfloat16.")]
 Connections = Annotated[int | None, typer.Option("--connections", help="Data connections of a link.")]
 Budget = Annotated[str | None, typer.Option("--budget", help="Egress budget of a link, such as 10Gbps.")]
 
@@ -42,16 +43,18 @@ def prefill(
     cluster: Cluster = None,
     listen: Listen = None,
     arena: Arena = None,
+    kv_dtype: KvDtype = None,
     connections: Connections = None,
     budget: Budget = None,
 ) -> None:
     """Run a prefill node: prompts in, KVCache out over the KV stream."""
     flags = {
         "model": str(model) if model else None, "node_id": node_id, "cluster": cluster, "listen": listen,
+        "kv_dtype": kv_dtype,
         "kv": {"arena": arena, "connections": connections, "budget": budget},
     }  # fmt: skip
     settings = _load("prefill", config, flags)
-    engine = load_engine(settings.model, prefill_chunk_tokens=settings.prefill_chunk_tokens)
+    engine = load_engine(settings.model, prefill_chunk_tokens=settings.prefill_chunk_tokens, kv_dtype=settings.kv_dtype)
 
     async def start() -> tuple[Stoppable, dict[str, Any]]:
         node = PrefillNode(settings, engine)
@@ -70,15 +73,17 @@ def decode(
     kv_listen: KvListen = None,
     advertise: Advertise = None,
     arena: Arena = None,
+    kv_dtype: KvDtype = None,
 ) -> None:
     """Run a decode node: KVCache in, tokens out."""
     names = dict(entry.partition("=")[::2] for entry in advertise or [])
     flags = {
         "model": str(model) if model else None, "node_id": node_id, "cluster": cluster, "listen": listen,
+        "kv_dtype": kv_dtype,
         "kv": {"arena": arena, "listen": kv_listen, "advertise": names or None},
     }  # fmt: skip
     settings = _load("decode", config, flags)
-    engine = load_engine(settings.model, prefill_chunk_tokens=settings.prefill_chunk_tokens)
+    engine = load_engine(settings.model, prefill_chunk_tokens=settings.prefill_chunk_tokens, kv_dtype=settings.kv_dtype)
 
     async def start() -> tuple[Stoppable, dict[str, Any]]:
         node = DecodeNode(settings, engine)
