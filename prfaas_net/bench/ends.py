@@ -74,6 +74,7 @@ class ReceivingEnd(IdleEnd):
     def __init__(self) -> None:
         super().__init__()
         self.commands |= {"listen": self.listen, "reserve": self.reserve, "landed": self.landed, "echo": self.echo}
+        self.commands |= {"reserve_many": self.reserve_many, "landed_many": self.landed_many}
         self._region = Region()
         # By whether they speak TLS.
         self._listeners: dict[bool, KvListener] = {}
@@ -99,6 +100,14 @@ class ReceivingEnd(IdleEnd):
         task = asyncio.create_task(self._land(incoming, cpu_s()))
         self._landing[incoming.ticket.transfer_id] = task
         return {"ticket": incoming.ticket.to_json()}
+
+    async def reserve_many(self, n: int, n_bytes: int) -> Answer:
+        """Room for many transfers of one chunk each."""
+        return {"tickets": [(await self.reserve(n_bytes, n_bytes, clear=False))["ticket"] for _ in range(n)]}
+
+    async def landed_many(self, transfers: list[str]) -> Answer:
+        """When each had landed."""
+        return {"at_s": [(await self._landing.pop(transfer))["at_s"] for transfer in transfers]}
 
     async def _land(self, incoming: Incoming, cpu_before_s: float) -> Answer:
         await incoming.landed()
@@ -128,7 +137,7 @@ class SendingEnd(IdleEnd):
         super().__init__()
         self.commands |= {
             "connect": self.connect, "send": self.send, "prefill": self.prefill, "hang_up": self.hang_up,
-            "echo": self.echo,
+            "echo": self.echo, "send_many": self.send_many,
         }  # fmt: skip
         self._region = Region()
         self._region.fill()
@@ -165,6 +174,22 @@ class SendingEnd(IdleEnd):
             "cpu_s": cpu_s() - cpu_before_s,
             "digest": self._region.digest(parsed.total_bytes),
         }
+
+    async def send_many(self, tickets: list[dict[str, Any]]) -> Answer:
+        """Transfers of one chunk each, one after the other."""
+        assert self._link is not None
+        began_s, took_s = [], []
+        for each in tickets:
+            ticket = Ticket.from_json(each)
+            table = ChunkTable([ticket.total_bytes])
+            views = self._region.views(table)
+            began_s.append(time.monotonic())
+            outgoing = self._link.open(ticket, table, views)
+            outgoing.ready_all()
+            outgoing.seal({})
+            await outgoing.wait()
+            took_s.append(time.monotonic() - began_s[-1])
+        return {"began_at_s": began_s, "took_s": took_s}
 
     async def prefill(self, ticket: dict[str, Any], chunk_bytes: int, prefill_s: float) -> Answer:
         """Chunks become ready evenly over ``prefill_s``, as a chunked, layer-wise prefill makes them."""

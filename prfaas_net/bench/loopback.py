@@ -88,10 +88,12 @@ def first_byte(pair: Pair, plan: Plan, progress: Progress) -> dict[str, Any]:
     endpoint = pair.receiver.ask("echo", host=pair.place.host)["endpoint"]
     bare = pair.sender.ask("echo", endpoint=endpoint, block_bytes=FIRST_BYTES, n=plan.first_byte_runs)
     pair.connect(1)
-    runs = [pair.send(FIRST_BYTES, FIRST_BYTES, clear=False) for _ in range(plan.first_byte_runs)]
+    tickets = pair.receiver.ask("reserve_many", n=plan.first_byte_runs, n_bytes=FIRST_BYTES)["tickets"]
+    sent = pair.sender.ask("send_many", tickets=tickets)
+    landed = pair.receiver.ask("landed_many", transfers=[ticket["transfer_id"] for ticket in tickets])
     pair.hang_up()
-    landed_s = [run["landed_at_s"] - run["began_at_s"] for run in runs]
-    took_s = [run["took_s"] for run in runs]
+    landed_s = [there - here for there, here in zip(landed["at_s"], sent["began_at_s"], strict=True)]
+    took_s = sent["took_s"]
 
     def us(seconds: float) -> float:
         return round(seconds * 1e6, 1)

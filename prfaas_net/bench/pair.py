@@ -84,26 +84,24 @@ class Pair:
         """End the link."""
         self.sender.ask("hang_up")
 
-    def send(self, total_bytes: int, chunk_bytes: int, *, clear: bool = True) -> dict[str, Any]:
+    def send(self, total_bytes: int, chunk_bytes: int) -> dict[str, Any]:
         """One transfer on the link; both ends' figures.
 
         Raises:
             CorruptionError: what landed is not what was sent.
         """
-        ticket = self._reserve(total_bytes, chunk_bytes, clear)
+        ticket = self._reserve(total_bytes, chunk_bytes)
         sent = self.sender.ask("send", ticket=ticket, chunk_bytes=chunk_bytes)
         return self._verified(ticket, total_bytes, sent)
 
     def prefill(self, total_bytes: int, chunk_bytes: int, prefill_s: float) -> dict[str, Any]:
         """One transfer whose chunks become ready over ``prefill_s``."""
-        ticket = self._reserve(total_bytes, chunk_bytes, True)
+        ticket = self._reserve(total_bytes, chunk_bytes)
         sent = self.sender.ask("prefill", ticket=ticket, chunk_bytes=chunk_bytes, prefill_s=prefill_s)
         return self._verified(ticket, total_bytes, sent)
 
-    def _reserve(self, total_bytes: int, chunk_bytes: int, clear: bool) -> dict[str, Any]:
-        reserved = self.receiver.ask(
-            "reserve", total_bytes=total_bytes, chunk_bytes=chunk_bytes, tls=self._tls, clear=clear
-        )
+    def _reserve(self, total_bytes: int, chunk_bytes: int) -> dict[str, Any]:
+        reserved = self.receiver.ask("reserve", total_bytes=total_bytes, chunk_bytes=chunk_bytes, tls=self._tls)
         ticket: dict[str, Any] = reserved["ticket"]
         return ticket
 

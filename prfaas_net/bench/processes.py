@@ -50,7 +50,7 @@ class Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
-            env={**environ, "PYTHONPATH": path, **(env or {})},
+            env={**environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", **(env or {})},
             start_new_session=True,
         )
         self._unread = b""
