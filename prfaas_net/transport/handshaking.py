@@ -19,8 +19,8 @@ __all__ = ["accept_handshake", "dial"]
 
 # How long a refused peer may take to read why.
 PARTING_S = 0.5
-# First bytes of a TLS ClientHello.
-_TLS_RECORD = b"\x16\x03"
+# First bytes of a TLS ClientHello, and of an alert: what a plain peer of a TLS port gets.
+_TLS_RECORDS = (b"\x16\x03", b"\x15\x03")
 
 
 class _FrameReader:
@@ -35,7 +35,7 @@ class _FrameReader:
             data = await self._stream.receive(self._parser.missing)
             if not data:
                 raise LinkError("the connection was closed during the handshake")
-            if data.startswith(_TLS_RECORD):
+            if data.startswith(_TLS_RECORDS):
                 raise ProtocolError("the peer speaks TLS and this side does not", do="set kv.tls on both sides")
             for frame in self._parser.feed(data):
                 return frame
@@ -134,7 +134,11 @@ async def accept_handshake(
         async with asyncio.timeout(timeout_s):
             if security.server is not None:
                 stream = TlsStream(sock, security.server, server=True, server_name=None)
-                await tls_handshake(stream, "the dialler")
+                try:
+                    await tls_handshake(stream, "the dialler")
+                except PrfaasError:
+                    await _part(sock)
+                    raise
             reader = _FrameReader(stream)
             while acceptor.hello is None:
                 try:

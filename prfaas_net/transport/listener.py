@@ -45,8 +45,8 @@ from prfaas_net.wire import (
 
 __all__ = ["Incoming", "KvListener"]
 
-# Connections that have not shaken hands yet; more than these are closed at once, so that whoever opens ten thousand
-# of them costs no more than this.
+# Connections that have not shaken hands yet. When there are more the oldest is closed: whoever opens ten thousand of
+# them costs no more than this, and an honest dialler, who needs a few round trips, still gets through.
 MAX_PENDING_HANDSHAKES = 256
 
 
@@ -93,10 +93,11 @@ class KvListener:
         self._lock = threading.Lock()
         self._inbox = Inbox(boot_id=identity.boot_id, clock=self._clock, lock=self._lock, writers=self)
         self._peers: dict[str, _Peer] = {}
-        self._pending: set[asyncio.Task[None]] = set()
+        self._pending: dict[asyncio.Task[None], None] = {}  # in the order of their coming
         self._socket: socket.socket | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.refused_connections = 0
+        self.last_refusal: PrfaasError | None = None
 
     # -- life ---------------------------------------------------------------------------------------------------
 
@@ -179,13 +180,20 @@ class KvListener:
                 await asyncio.sleep(0.05)  # out of descriptors: let some close
                 continue
             if len(self._pending) >= MAX_PENDING_HANDSHAKES:
-                self.refused_connections += 1
-                sock.close()
-                continue
+                oldest = next(iter(self._pending))
+                del self._pending[oldest]
+                oldest.cancel()
             sock.setblocking(False)
             task = asyncio.create_task(self._welcome(sock))
-            self._pending.add(task)
-            task.add_done_callback(self._pending.discard)
+            self._pending[task] = None
+            task.add_done_callback(lambda done, sock=sock: self._welcomed(done, sock))  # type: ignore[misc]
+            # Accepting may return at once for as long as there are connections: let the others run in between.
+            await asyncio.sleep(0)
+
+    def _welcomed(self, task: asyncio.Task[None], sock: socket.socket) -> None:
+        self._pending.pop(task, None)
+        if task.cancelled():
+            sock.close()  # perhaps before its first step
 
     async def _welcome(self, sock: socket.socket) -> None:
         acceptor = Acceptor(
@@ -203,7 +211,9 @@ class KvListener:
         except BaseException as error:
             sock.close()
             self.refused_connections += 1
-            if not isinstance(error, (PrfaasError, OSError)):
+            if isinstance(error, PrfaasError):
+                self.last_refusal = error
+            elif not isinstance(error, OSError):
                 raise
 
     async def _join(self, hello: Hello, stream: Stream) -> None:
