@@ -12,7 +12,7 @@ from prfaas_net.errors import LinkError, PrfaasError, ProtocolError
 from prfaas_net.transport.options import LinkOptions, tune
 from prfaas_net.transport.security import Security
 from prfaas_net.transport.streams import PlainStream, Stream, TlsStream, tls_handshake
-from prfaas_net.wire.frames import Frame, FrameParser
+from prfaas_net.wire.frames import MAGIC, Frame, FrameParser
 from prfaas_net.wire.handshake import Acceptor, Dialer, Hello, PeerIdentity
 
 __all__ = ["accept_handshake", "dial"]
@@ -136,9 +136,14 @@ async def accept_handshake(
                 stream = TlsStream(sock, security.server, server=True, server_name=None)
                 try:
                     await tls_handshake(stream, "the dialler")
-                except PrfaasError:
+                except PrfaasError as error:
+                    if stream.begins == MAGIC:
+                        # It does not speak TLS at all, so no alert would reach it.
+                        plain = ProtocolError("this port speaks TLS and the dialler does not", do="set kv.tls on both sides")
+                        await PlainStream(sock).send(acceptor.refuse(plain))
+                        error = plain
                     await _part(sock)
-                    raise
+                    raise error
             reader = _FrameReader(stream)
             while acceptor.hello is None:
                 try:

@@ -113,6 +113,7 @@ class KvListener:
                 expected="a loopback address, a shared key or certificates",
                 do="set kv.shared_key or kv.tls on both sides",
             )
+        _ = self._security.server  # bad certificate files are found now, not by the first dialler
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             self._socket = socket.create_server((host, port), family=family, backlog=512)

@@ -114,6 +114,8 @@ class TlsStream:
         self._out = ssl.MemoryBIO()
         self.tls = context.wrap_bio(self._in, self._out, server_side=server, server_hostname=server_name)
         self._cipher = bytearray(TLS_READ_BYTES)
+        # The first bytes that came: what the peer speaks, if not TLS.
+        self.begins = b""
 
     # -- on the loop --------------------------------------------------------------------------------------------
 
@@ -126,6 +128,7 @@ class TlsStream:
     async def fill(self) -> bool:
         """Read some ciphertext; False at the end."""
         data = await asyncio.get_running_loop().sock_recv(self.sock, 64 * KiB)
+        self.begins = self.begins or data[:4]
         self._in.write(data)
         return bool(data)
 

@@ -35,6 +35,7 @@ from prfaas_net.units import MiB
 
 __all__ = [
     "HEADER_BYTES",
+    "MAGIC",
     "MAX_CONTROL_BYTES",
     "VERSION",
     "Flags",
