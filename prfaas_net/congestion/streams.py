@@ -1,8 +1,9 @@
 """How many data connections a link should have.
 
 A hill climb over Falcon's score (Arslan et al., SC'21; constants from their code):
-``throughput / K^n - throughput * B * loss``. Another connection must gain 2 % to be worth its cost, and loss counts tenfold. The step grows while the
-climb goes on in one direction and falls back to one when it turns; a count that is not better is left again.
+``throughput / K^n - throughput * B * loss``. Another connection must gain 2 % to be worth its cost, and loss counts
+tenfold. The step grows while the climb goes on in one direction and falls back to one when it turns; a count that is
+not better is left again.
 """
 
 from __future__ import annotations

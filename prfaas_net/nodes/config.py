@@ -43,6 +43,7 @@ class KvSection(Section):
         max_connections: a link may find out by itself how many carry most, up to this many.
         budget: egress budget of each link; without it the link is not paced.
         resume_window: how long a link that lost every connection may take to come back with its transfers.
+        encode: let links compress KVCache where that is sooner than sending it as it is (thin links only).
         local_addresses: to dial from in turn, on a host with several network cards.
     """
 
@@ -60,6 +61,7 @@ class KvSection(Section):
     sndbuf: Bytes | None = Field(None, gt=0)
     connect_timeout: Duration = Field(5.0, gt=0)
     resume_window: Duration = Field(5.0, ge=0)
+    encode: bool = False
     local_addresses: tuple[str, ...] = ()
     max_chunk: Bytes = Field(4 * MiB, gt=0, le=16 * MiB)
 
@@ -78,6 +80,7 @@ class KvSection(Section):
             sndbuf_bytes=self.sndbuf,
             connect_timeout_s=self.connect_timeout,
             resume_window_s=self.resume_window,
+            encode=self.encode,
             local_addresses=self.local_addresses,
         )
 

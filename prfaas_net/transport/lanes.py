@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable
 
 from prfaas_net.clock import Clock
-from prfaas_net.errors import PrfaasError
+from prfaas_net.congestion.coding import CodingGovernor
+from prfaas_net.errors import CorruptionError, PrfaasError
 from prfaas_net.kv.chunks import checksum
+from prfaas_net.kv.codecs import Codec, decode_into, encode
 from prfaas_net.transport.streams import Stream
 from prfaas_net.units import MiB
 from prfaas_net.wire import HEADER_BYTES, Flags, Header, OutgoingTransfer, ReceivingSession, SendingSession, SendOrder
@@ -94,6 +97,8 @@ class SendLane(Lane):
         self._views = views
         self._clock = clock
         self._wake = wake
+        self._governor = CodingGovernor()
+        self.encoded_chunks = 0
         self.closing = False
 
     def _run(self) -> None:
@@ -111,8 +116,23 @@ class SendLane(Lane):
                 with self._work:
                     self._session.hashed(order, known)
                 self._wake()
-            self.stream.send_frame(order.header(known), view)
-            self.n_bytes += view.nbytes
+            self._send(order, known, view)
+
+    def _send(self, order: SendOrder, known: int, view: memoryview) -> None:
+        """One frame, encoded if that is sooner."""
+        codec, payload = Codec.RAW, view
+        wanted = Codec(order.transfer.codec)
+        if wanted is not Codec.RAW and self._governor.wants(backlog=order.more):
+            started = time.perf_counter()
+            encoded = memoryview(encode(wanted, view))
+            self._governor.encoded(view.nbytes, encoded.nbytes, time.perf_counter() - started)
+            if encoded.nbytes < view.nbytes:
+                codec, payload = wanted, encoded
+                self.encoded_chunks += 1
+        started = time.perf_counter()
+        self.stream.send_frame(order.header(known, codec=codec, payload_bytes=payload.nbytes), payload)
+        self._governor.sent(payload.nbytes, time.perf_counter() - started)
+        self.n_bytes += payload.nbytes
 
     def _stopping(self) -> bool:
         return self.closing or self._session.error is not None
@@ -163,7 +183,7 @@ class ReceiveLane(Lane):
                     return
                 continue
             try:
-                whole = self.stream.receive_into(landing.view)
+                whole = self._receive_payload(header, landing.view)
             except OSError:
                 whole = False
             if not whole:
@@ -171,11 +191,24 @@ class ReceiveLane(Lane):
                     self._session.aborted(landing)
                 self._wake()
                 return
-            self.n_bytes += landing.view.nbytes
+            self.n_bytes += header.payload_bytes
             found = checksum(landing.view)
             with self._lock:
                 self._session.landed(landing, found, now=self._clock.now())
             self._report(header)
+
+    def _receive_payload(self, header: Header, view: memoryview) -> bool:
+        """Straight into place, or through a scratch buffer if it is encoded; False if the peer closed."""
+        if header.codec == Codec.RAW:
+            return self.stream.receive_into(view)
+        scratch = memoryview(bytearray(header.payload_bytes))
+        if not self.stream.receive_into(scratch):
+            return False
+        try:
+            decode_into(Codec(header.codec), scratch, view)
+        except CorruptionError:
+            pass  # what is in the view now has another checksum, and the chunk is asked for again
+        return True
 
     def _report(self, header: Header) -> None:
         self._unreported_bytes += header.payload_bytes

@@ -23,6 +23,7 @@ from typing import Any
 from prfaas_net.clock import Clock, SystemClock
 from prfaas_net.errors import DeadlineError, LinkError, PrfaasError
 from prfaas_net.kv.chunks import ChunkTable
+from prfaas_net.kv.codecs import Codec
 from prfaas_net.transport.connections import SendingConnections
 from prfaas_net.transport.handshaking import dial
 from prfaas_net.transport.identity import Identity
@@ -169,7 +170,13 @@ class SenderLink:
         )
 
     def open(
-        self, ticket: Ticket, table: ChunkTable, views: Sequence[memoryview], *, lifetime_s: float | None = None
+        self,
+        ticket: Ticket,
+        table: ChunkTable,
+        views: Sequence[memoryview],
+        *,
+        lifetime_s: float | None = None,
+        codec: Codec = Codec.RAW,
     ) -> Outgoing:
         """Begin a transfer. On the loop.
 
@@ -177,6 +184,8 @@ class SenderLink:
             views: each chunk's bytes, to be sent from where they lie; they must stay as they are from
                 ``ready`` until the transfer has ended.
             lifetime_s: from now; the ticket's own lifetime bounds it.
+            codec: what suits the values; used on connections where it is sooner, if ``options.encode`` allows it and
+                the receiver can.
 
         Raises:
             PrfaasError: the link is down or draining, or the ticket is for another table.
@@ -185,6 +194,7 @@ class SenderLink:
         lifetime_s = min(ticket.lifetime_s, lifetime_s or ticket.lifetime_s)
         with self._lock:
             transfer = self._now.session.open(ticket, table, deadline=now + lifetime_s, now=now)
+            transfer.codec = codec if codec.feature in self._now.peer.features else Codec.RAW
             outgoing = self._outgoing[transfer] = Outgoing(self, transfer, views)
         self._now.driver.pump()
         return outgoing
@@ -217,7 +227,9 @@ class SenderLink:
     # -- dialling -----------------------------------------------------------------------------------------------
 
     def _hello(self, lane: int) -> Hello:
-        return Hello(self._session_id, lane, self._identity.node, self._identity.boot_id, secrets.token_hex(16))
+        features = tuple(codec.feature for codec in Codec) if self.options.encode else ()
+        nonce = secrets.token_hex(16)
+        return Hello(self._session_id, lane, self._identity.node, self._identity.boot_id, nonce, features)
 
     async def _dial_session(self) -> SendingConnections:
         """Control and all lanes, to the first endpoint that answers."""

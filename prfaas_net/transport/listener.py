@@ -23,6 +23,7 @@ from prfaas_net.clock import Clock, SystemClock
 from prfaas_net.config import is_loopback
 from prfaas_net.errors import ConfigError, CorruptionError, IncompatibleError, LinkError, PrfaasError
 from prfaas_net.kv.chunks import ChunkTable
+from prfaas_net.kv.codecs import Codec
 from prfaas_net.transport.driver import SessionDriver
 from prfaas_net.transport.handshaking import accept_handshake
 from prfaas_net.transport.identity import Identity
@@ -45,6 +46,8 @@ from prfaas_net.wire import (
 
 __all__ = ["Incoming", "KvListener"]
 
+# All that this side can decode.
+CODECS = (Codec.ZSTD, Codec.BF16_PLANES)
 # Connections that have not shaken hands yet. When there are more the oldest is closed: whoever opens ten thousand of
 # them costs no more than this, and an honest dialler, who needs a few round trips, still gets through.
 MAX_PENDING_HANDSHAKES = 256
@@ -202,6 +205,7 @@ class KvListener:
             boot_id=self.identity.boot_id,
             nonce=secrets.token_hex(16),
             key=self._security.key,
+            features=tuple(codec.feature for codec in CODECS),
         )
         try:
             stream, hello = await accept_handshake(
@@ -228,6 +232,7 @@ class KvListener:
                 timers=self._timers,
                 now=self._clock.now(),
                 link_grace_s=self._link_grace_s,
+                codecs=[codec for codec in CODECS if codec.feature in hello.features],
             )
             peer = self._peers[hello.session] = _Peer(self, session, hello)
             await peer.driver.attach(stream)

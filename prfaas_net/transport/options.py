@@ -30,6 +30,7 @@ class LinkOptions:
         sndbuf_bytes: a fixed send buffer for long paths; None leaves autotuning on.
         connect_timeout_s: for a TCP connect, and again for the handshake.
         resume_window_s: how long a sender that has lost every connection tries to come back with its transfers.
+        encode: whether chunks may be compressed where that is sooner than sending them as they are.
         local_addresses: of this host, to leave from in turn (several network cards, several paths).
     """
 
@@ -42,6 +43,7 @@ class LinkOptions:
     sndbuf_bytes: int | None = None
     connect_timeout_s: float = 5.0
     resume_window_s: float = 5.0
+    encode: bool = False
     local_addresses: tuple[str, ...] = ()
 
     def local_address(self, lane: int) -> str | None:

@@ -10,6 +10,7 @@ It shapes bytes above TCP, so it makes no loss and no retransmissions; the netem
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import deque
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ __all__ = ["Relay", "Shape"]
 
 # Pieces that a connection puts into the queue at a time: small, so that connections share the rate evenly.
 PIECE_BYTES = 32 * KiB
+RECEIVE_BYTES = 64 * KiB
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,10 @@ class Relay:
             ConfigError: the address is taken or not ours.
         """
         try:
-            self._server = await asyncio.start_server(self._connected, host, port, limit=2 * PIECE_BYTES)
+            sock = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+            # Accepted connections inherit it. The kernel would take in megabytes that a real link leaves at the sender.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
+            self._server = await asyncio.start_server(self._connected, sock=sock, limit=2 * PIECE_BYTES)
         except OSError as error:
             raise ConfigError(
                 f"port in use: cannot listen on {host}:{port}", found=error.strerror, do="choose another port"

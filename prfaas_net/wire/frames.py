@@ -13,8 +13,8 @@ payload each carry their own xxh3_64. The layout, as ``docs/protocol.md`` gives 
         24    8 offset          DATA: of the chunk's first byte in the transfer, counted in chunk order
         32    4 chunk           DATA: number of the chunk; ACK: number of the bitmap's first chunk
         36    4 sequence        control frames of a session: 1, 2, 3, ... in each direction; else 0
-        40    8 payload_xxh3
-        48    8 reserved        0
+        40    8 payload_xxh3    DATA: of the chunk's bytes, decoded
+        48    8 codec           DATA: how the payload is encoded, 0 for not at all; else 0
         56    8 header_xxh3     over the 56 bytes before it
 """
 
@@ -98,12 +98,13 @@ class Header:
     chunk: int
     payload_xxh3: int
     sequence: int = 0
+    codec: int = 0
 
     def pack(self) -> bytes:
         """The 64 bytes."""
         fields = _FIELDS.pack(
             MAGIC, VERSION, self.type, self.flags, self.transfer, self.payload_bytes,
-            self.offset, self.chunk, self.sequence, self.payload_xxh3, 0,
+            self.offset, self.chunk, self.sequence, self.payload_xxh3, self.codec,
         )  # fmt: skip
         return fields + _SUM.pack(xxhash.xxh3_64_intdigest(fields))
 
@@ -116,9 +117,8 @@ class Header:
             IncompatibleError: it is another version of it.
             CorruptionError: the header's checksum does not match.
         """
-        magic, version, kind, flags, transfer, n_bytes, offset, chunk, sequence, payload_xxh3, _ = _FIELDS.unpack_from(
-            data
-        )
+        fields = _FIELDS.unpack_from(data)
+        magic, version, kind, flags, transfer, n_bytes, offset, chunk, sequence, payload_xxh3, codec = fields
         if _SUM.unpack_from(data, _FIELDS.size)[0] != xxhash.xxh3_64_intdigest(bytes(data[: _FIELDS.size])):
             raise CorruptionError("a frame header does not match its checksum")
         if magic != MAGIC:
@@ -131,7 +131,7 @@ class Header:
         limit = MAX_CHUNK_BYTES if kind == FrameType.DATA else MAX_CONTROL_BYTES
         if n_bytes > limit:
             raise ProtocolError("a frame is too long", expected=f"at most {limit} bytes", found=n_bytes)
-        return cls(kind, flags, transfer, n_bytes, offset, chunk, payload_xxh3, sequence)
+        return cls(kind, flags, transfer, n_bytes, offset, chunk, payload_xxh3, sequence, codec)
 
 
 def encode(

@@ -43,6 +43,7 @@ class Hello:
         node: a name for people.
         boot_id: new at every start of the process.
         nonce: 128 random bits as hex, new for every connection.
+        features: what this side can do beyond the version; the acceptor answers with those that it can do too.
     """
 
     session: str
@@ -50,10 +51,11 @@ class Hello:
     node: str
     boot_id: str
     nonce: str
+    features: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "versions": [VERSION], "features": [], "role": "sender", "session": self.session,
+            "versions": [VERSION], "features": list(self.features), "role": "sender", "session": self.session,
             "lane": self.lane, "node": self.node, "boot_id": self.boot_id, "nonce": self.nonce,
         }  # fmt: skip
 
@@ -78,7 +80,7 @@ class Hello:
         if not isinstance(lane, int) or not 0 <= lane <= MAX_LANE_NUMBER:
             raise ProtocolError("bad HELLO", expected=f"a lane from 0 to {MAX_LANE_NUMBER}", found=repr(lane)[:40])
         node, boot_id = str(body.get("node", ""))[:128], str(body.get("boot_id", ""))[:128]
-        return cls(str(session), lane, node, boot_id, str(nonce))
+        return cls(str(session), lane, node, boot_id, str(nonce), _features(body.get("features")))
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,12 @@ class PeerIdentity:
 
     node: str
     boot_id: str
+    features: frozenset[str] = frozenset()
+
+
+def _features(names: object) -> tuple[str, ...]:
+    """Names that a peer gives; those we do not know mean nothing to us."""
+    return tuple(str(name)[:64] for name in names[:64]) if isinstance(names, list) else ()
 
 
 def _is_id(text: object) -> bool:
@@ -150,7 +158,8 @@ class Dialer:
                 raise IncompatibleError("the peer chose a version that was not offered", found=body.get("version"))
             nonce = str(body.get("nonce", ""))
             _check(_proof(self._key, b"acceptor", self._said, nonce.encode()), body.get("proof"), "acceptor")
-            self._peer = PeerIdentity(str(body.get("node", ""))[:128], str(body.get("boot_id", ""))[:128])
+            agreed = frozenset(_features(body.get("features"))) & frozenset(self._hello.features)
+            self._peer = PeerIdentity(str(body.get("node", ""))[:128], str(body.get("boot_id", ""))[:128], agreed)
             proof = _proof(self._key, b"dialer", self._said, frame.payload)
             return encode_json(FrameType.CONFIRM, {"proof": proof})
         if frame.type is FrameType.READY:
@@ -162,11 +171,20 @@ class Dialer:
 class Acceptor:
     """The accepting side's handshake: ``receive`` each frame until ``hello`` is set."""
 
-    def __init__(self, *, node: str, boot_id: str, nonce: str, key: bytes | None) -> None:
+    def __init__(
+        self, *, node: str, boot_id: str, nonce: str, key: bytes | None, features: tuple[str, ...] = ()
+    ) -> None:
         self._node, self._boot_id, self._nonce, self._key = node, boot_id, nonce, key
+        self._features = features
         self._machine = Machine("acceptor", ACCEPTOR, Hand.AWAIT_HELLO)
         self._expected_proof = ""
         self._hello: Hello | None = None
+
+    @property
+    def agreed(self) -> list[str]:
+        """Features that both sides have."""
+        offered = self._hello.features if self._hello is not None else ()
+        return [name for name in offered if name in self._features]
 
     @property
     def hello(self) -> Hello | None:
@@ -185,7 +203,7 @@ class Acceptor:
             said = frame.header.pack() + frame.payload
             welcome = orjson.dumps(
                 {
-                    "version": VERSION, "features": [], "node": self._node, "boot_id": self._boot_id,
+                    "version": VERSION, "features": self.agreed, "node": self._node, "boot_id": self._boot_id,
                     "nonce": self._nonce, "proof": _proof(self._key, b"acceptor", said, self._nonce.encode()),
                 }
             )  # fmt: skip

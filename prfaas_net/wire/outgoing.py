@@ -36,6 +36,7 @@ class OutgoingTransfer:
     """State only; :class:`~prfaas_net.wire.sending.SendingSession` moves it.
 
     Attributes:
+        codec: how connections may encode its chunks where that pays; 0 sends them as they are.
         handle: number of the transfer within its session.
         deadline: on the session's clock; the transfer fails when it passes.
         error: why it failed, once it has.
@@ -48,6 +49,7 @@ class OutgoingTransfer:
                 transfer=ticket.transfer_id,
             )  # fmt: skip
         self.handle = handle
+        self.codec = 0
         self.ticket = ticket
         self.table = table
         self.deadline = deadline

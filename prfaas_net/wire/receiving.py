@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from prfaas_net.errors import (
@@ -14,6 +15,7 @@ from prfaas_net.errors import (
     ProtocolError,
     error_from_wire,
 )
+from prfaas_net.kv.codecs import Codec
 from prfaas_net.wire.bitmap import ChunkBitmap
 from prfaas_net.wire.events import Completed, LaneGivenUp, ReceiveFailed, SealArrived, TakenOver, TransferOpened
 from prfaas_net.wire.frames import Frame, FrameType, Header
@@ -47,13 +49,22 @@ class ReceivingSession(Session):
         reservations: shared with the other sessions of the same receiver.
         peer: the sender's name.
         link_grace_s: how long a transfer whose session died waits for the sender to come back. 0: it fails.
+        codecs: that the handshake agreed on.
     """
 
     def __init__(
-        self, reservations: Reservations, *, peer: str, timers: Timers, now: float, link_grace_s: float = 0.0
+        self,
+        reservations: Reservations,
+        *,
+        peer: str,
+        timers: Timers,
+        now: float,
+        link_grace_s: float = 0.0,
+        codecs: Collection[int] = (),
     ) -> None:
         super().__init__(timers=timers, now=now)
         self.peer = peer
+        self._codecs = frozenset(codecs)
         self._reservations = reservations
         self._link_grace_s = link_grace_s
         self._transfers: dict[int, IncomingTransfer] = {}
@@ -96,9 +107,10 @@ class ReceivingSession(Session):
             self.unknown_chunks += 1
             return None
         chunk, table = header.chunk, transfer.table
-        if chunk >= len(table) or (header.payload_bytes, header.offset) != (
-            table.lengths[chunk],
-            table.offsets[chunk],
+        if (
+            chunk >= len(table)
+            or header.offset != table.offsets[chunk]
+            or not self._size_fits(header, table.lengths[chunk])
         ):
             raise ProtocolError(
                 "a chunk outside the grant",
@@ -116,6 +128,12 @@ class ReceivingSession(Session):
             return None
         transfer.landing[chunk] = lane
         return Landing(transfer, header.transfer, chunk, transfer.destinations[chunk], header.payload_xxh3)
+
+    def _size_fits(self, header: Header, length: int) -> bool:
+        """A raw payload has the chunk's size; an encoded one is smaller, and of a codec that was agreed on."""
+        if header.codec == Codec.RAW:
+            return header.payload_bytes == length
+        return header.codec in self._codecs and 0 < header.payload_bytes < length
 
     def landed(self, landing: Landing, checksum: int, *, now: float) -> None:
         """A chunk's payload is in memory and hashes to ``checksum``."""

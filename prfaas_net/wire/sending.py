@@ -42,12 +42,18 @@ class SendOrder:
     checksum: int | None
     more: bool
 
-    def header(self, checksum: int) -> bytes:
-        """The frame's header for a payload with this checksum."""
+    def header(self, checksum: int, *, codec: int = 0, payload_bytes: int | None = None) -> bytes:
+        """The frame's header.
+
+        Args:
+            checksum: of the chunk's bytes, whatever is sent for them.
+            payload_bytes: what is sent, if it is encoded.
+        """
         table, flags = self.transfer.table, Flags.MORE if self.more else Flags.NONE
+        n_bytes = table.lengths[self.chunk] if payload_bytes is None else payload_bytes
         return Header(
-            FrameType.DATA, flags, self.transfer.handle, table.lengths[self.chunk],
-            table.offsets[self.chunk], self.chunk, checksum,
+            FrameType.DATA, flags, self.transfer.handle, n_bytes, table.offsets[self.chunk], self.chunk, checksum,
+            codec=codec,
         ).pack()  # fmt: skip
 
 
