@@ -116,7 +116,8 @@ def load_backend(name: str) -> Backend:
         return NUMPY
     if name == "cupy":
         try:
-            return Backend("cupy", importlib.import_module("cupy"), shares_host_memory=False)
+            backend: Backend = importlib.import_module("engine.cupy_backend").cupy_backend()
+            return backend
         except ImportError as error:
             raise ConfigError(
                 "the cupy backend needs CuPy", found=error, do="install prfaas-net[cuda], or use --backend numpy"

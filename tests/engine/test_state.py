@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from engine import Engine
@@ -13,25 +11,13 @@ from engine.backend import Backend
 from engine.checkpoint import load_checkpoint
 from prfaas_net.errors import UsageError
 from prfaas_net.kv import RegionMap
+from tests.engine.device import DeviceNumPy
 from tests.engine.helpers import RecordingSink, greedy, prefill, random_prompt
-
-
-class _DeviceNumPy:
-    """NumPy that plays a device: what enters and leaves is copied, as with CuPy."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(np, name)
-
-    def asarray(self, array: Any, dtype: Any = None) -> Any:
-        return np.array(array, dtype=dtype)
-
-    def asnumpy(self, array: Any) -> Any:
-        return np.array(array)
 
 
 def test_state_on_a_device_reaches_the_buffer(directory: Path) -> None:
     """The buffer ends the same, and is filled before the sink is told, where arrays cannot be views of it."""
-    device = Engine(load_checkpoint(directory), Backend("device", _DeviceNumPy(), shares_host_memory=False))
+    device = Engine(load_checkpoint(directory), Backend("device", DeviceNumPy(), shares_host_memory=False))
     host = Engine.load(directory)
     prompt, sink = random_prompt(40), RecordingSink()
     here, there = prefill(host, prompt, greedy(4)), prefill(device, prompt, greedy(4), sink)
