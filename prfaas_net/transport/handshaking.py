@@ -137,13 +137,13 @@ async def accept_handshake(
                 try:
                     await tls_handshake(stream, "the dialler")
                 except PrfaasError as error:
+                    failure = error
                     if stream.begins == MAGIC:
                         # It does not speak TLS at all, so no alert would reach it.
-                        plain = ProtocolError("this port speaks TLS and the dialler does not", do="set kv.tls on both sides")
-                        await PlainStream(sock).send(acceptor.refuse(plain))
-                        error = plain
+                        failure = ProtocolError("this port speaks TLS and the dialler does not", do="set kv.tls")
+                        await PlainStream(sock).send(acceptor.refuse(failure))
                     await _part(sock)
-                    raise error
+                    raise failure from error
             reader = _FrameReader(stream)
             while acceptor.hello is None:
                 try:
