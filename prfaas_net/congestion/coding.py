@@ -19,13 +19,24 @@ MIN_RATIO = 1.05
 
 
 class CodingGovernor:
-    """For one connection and one codec."""
+    """For one connection and one codec. Times are averaged by the byte: one send that waits says more of a path than
+    ten that went into a buffer."""
 
     def __init__(self) -> None:
-        self.send_rate: float | None = None
-        self.encode_rate: float | None = None
+        self._send_s: float | None = None
+        self._encode_s: float | None = None
         self.ratio: float | None = None
         self._since_probe = 0
+
+    @property
+    def send_rate(self) -> float | None:
+        """Bytes a second onto the wire."""
+        return None if self._send_s is None else 1 / self._send_s
+
+    @property
+    def encode_rate(self) -> float | None:
+        """Bytes a second into the encoder."""
+        return None if self._encode_s is None else 1 / self._encode_s
 
     def wants(self, *, backlog: bool) -> bool:
         """Whether the next chunk should be encoded.
@@ -33,29 +44,31 @@ class CodingGovernor:
         Args:
             backlog: chunks are waiting. Otherwise the chunk goes at once, and its latency is all that counts.
         """
-        if self.send_rate is None or not backlog:
+        if self._send_s is None or not backlog:
             return False
+        if self.pays or self._encode_s is None:
+            return True
         self._since_probe += 1
-        if self._since_probe >= PROBE_EVERY and not self.pays:
-            self._since_probe = 0
-            # Not even an infinitely fast codec would win against a send that does not wait.
-            return self.encode_rate is None or self.send_rate < 4 * self.encode_rate
-        return self.pays or self.encode_rate is None
+        if self._since_probe < PROBE_EVERY:
+            return False
+        self._since_probe = 0
+        # Not worth a look where even a send that does not wait is far faster than the codec.
+        return self._send_s > self._encode_s / 4
 
     @property
     def pays(self) -> bool:
         """Whether encoding is sooner, by what was measured last."""
-        if self.send_rate is None or self.encode_rate is None or self.ratio is None or self.ratio < MIN_RATIO:
+        if self._send_s is None or self._encode_s is None or self.ratio is None or self.ratio < MIN_RATIO:
             return False
-        return self.encode_rate > MARGIN * self.send_rate / (1 - 1 / self.ratio)
+        return self._send_s * (1 - 1 / self.ratio) > MARGIN * self._encode_s
 
     def sent(self, n_bytes: int, took_s: float) -> None:
         """So many bytes were written to the socket in so long."""
-        self.send_rate = _blend(self.send_rate, n_bytes / max(took_s, 1e-6))
+        self._send_s = _blend(self._send_s, max(took_s, 1e-7) / max(n_bytes, 1))
 
     def encoded(self, n_bytes: int, encoded_bytes: int, took_s: float) -> None:
         """So many bytes became so many in so long."""
-        self.encode_rate = _blend(self.encode_rate, n_bytes / max(took_s, 1e-6))
+        self._encode_s = _blend(self._encode_s, max(took_s, 1e-7) / max(n_bytes, 1))
         self.ratio = _blend(self.ratio, n_bytes / max(encoded_bytes, 1))
 
 

@@ -46,6 +46,17 @@ def test_a_link_far_faster_than_the_codec_is_not_even_probed() -> None:
     assert drive(5000 * MB, 500 * MB, 1.45) == 0.0
 
 
+def test_a_send_buffer_does_not_deceive_it() -> None:
+    """The first chunks vanish into memory at once; a few sends that wait are enough to see the path behind it."""
+    governor = CodingGovernor()
+    for _ in range(10):
+        governor.sent(MB, MB / (5000 * MB))
+    governor.encoded(MB, int(MB / 1.45), MB / (500 * MB))
+    for _ in range(2):
+        governor.sent(MB, MB / (5 * MB))
+    assert governor.pays
+
+
 def test_a_lone_chunk_goes_as_it_is() -> None:
     """Without a backlog only latency counts."""
     assert drive(12.5 * MB, 500 * MB, 1.45, backlog=False) == 0.0
