@@ -51,6 +51,10 @@ __all__ = [
 ]
 
 
+# Characters of each text of an error on the wire: what was found may be as large as its sender liked.
+MAX_TEXT = 500
+
+
 class PrfaasError(Exception):
     """Root of all errors; never raised itself.
 
@@ -98,15 +102,15 @@ class PrfaasError(Exception):
         return " ".join(text.split())
 
     def to_wire(self) -> dict[str, Any]:
-        """A JSON-ready body; :func:`error_from_wire` is its inverse."""
+        """A JSON-ready body of bounded size; :func:`error_from_wire` is its inverse."""
         return {
             "code": self.code,
             "error": type(self).__name__,
-            "message": self.message,
-            "expected": None if self.expected is None else str(self.expected),
-            "found": None if self.found is None else str(self.found),
-            "do": self.do,
-            "ids": {name: str(value) for name, value in self.ids.items()},
+            "message": self.message[:MAX_TEXT],
+            "expected": None if self.expected is None else str(self.expected)[:MAX_TEXT],
+            "found": None if self.found is None else str(self.found)[:MAX_TEXT],
+            "do": None if self.do is None else self.do[:MAX_TEXT],
+            "ids": {name: str(value)[:MAX_TEXT] for name, value in self.ids.items()},
         }
 
 
@@ -251,7 +255,7 @@ def error_from_wire(body: object) -> PrfaasError:
 
     def text(name: str) -> str | None:
         value = body.get(name)
-        return str(value)[:500] if value is not None else None
+        return str(value)[:MAX_TEXT] if value is not None else None
 
     ids = body.get("ids")
     safe_ids = {str(k): str(v)[:200] for k, v in list(ids.items())[:16]} if isinstance(ids, dict) else {}

@@ -14,9 +14,15 @@ from collections.abc import Callable
 from prfaas_net.clock import Clock
 from prfaas_net.errors import LinkError, PrfaasError
 from prfaas_net.transport.streams import Stream
+from prfaas_net.units import MiB
 from prfaas_net.wire import Event, Session
 
 __all__ = ["SessionDriver"]
+
+# What may wait for a peer that does not read. An honest one reads at once, and the largest acknowledgement is 128 KiB.
+MAX_UNSENT_BYTES = 16 * MiB
+# How long the last words of a session may take to be read.
+PARTING_S = 1.0
 
 
 class _Control(asyncio.Protocol):
@@ -90,11 +96,15 @@ class SessionDriver:
                 self._on_pump()
         if self._transport is not None and self._stream is not None and output:
             self._transport.write(self._stream.encode(b"".join(output)))
+            if not over and self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+                self.lost(LinkError("the peer does not read what it is told", found=f"{MAX_UNSENT_BYTES} bytes wait"))
         self._arm(deadline)
         for event in events:
             self._on_event(event)
         if over and self._transport is not None:
             self._transport.close()
+            if self._transport.get_write_buffer_size():
+                self.loop.call_later(PARTING_S, self._transport.abort)
 
     def lost(self, error: PrfaasError) -> None:
         """The connections are gone. On the loop."""

@@ -52,6 +52,8 @@ VERSION = 1
 HEADER_BYTES = 64
 # Room for the bitmap of the largest chunk table (2^20 chunks are 128 KiB), with a wide margin.
 MAX_CONTROL_BYTES = MiB
+# JSON bodies nest a few levels. Whoever walks through one recursively must not be at the mercy of its sender.
+MAX_NESTING = 32
 
 _FIELDS = struct.Struct("<4sBBHQQQIIQQ")
 _SUM = struct.Struct("<Q")
@@ -176,7 +178,19 @@ class Frame:
             raise ProtocolError(f"the body of {self.type.name} is not JSON", found=str(error)) from error
         if not isinstance(body, dict):
             raise ProtocolError(f"the body of {self.type.name} is not an object", found=type(body).__name__)
+        if self.payload.count(b"[") + self.payload.count(b"{") > MAX_NESTING and _nests_too_deep(body):
+            raise ProtocolError(f"the body of {self.type.name} nests too deep", expected=f"at most {MAX_NESTING}")
         return body
+
+
+def _nests_too_deep(body: dict[str, Any]) -> bool:
+    level: list[Any] = [body]
+    for _ in range(MAX_NESTING):
+        parts = [part for outer in level for part in (outer.values() if isinstance(outer, dict) else outer)]
+        level = [part for part in parts if isinstance(part, (dict, list))]
+        if not level:
+            return False
+    return True
 
 
 _KNOWN = frozenset(FrameType)

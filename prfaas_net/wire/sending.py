@@ -226,12 +226,13 @@ class SendingSession(Session):
             self._queue.push(transfer.handle, chunk, front=True)
 
     def _done(self, transfer: OutgoingTransfer, frame: Frame, *, now: float) -> None:
-        recalled = transfer.state is Tx.OPENING and transfer.reopened
-        transfer.machine.advance(TxEvent.RECALL if recalled else TxEvent.DONE)
         for _ in transfer.acked.merge(frame.header.chunk, frame.payload):
             pass
         if not transfer.acked.full:
             raise self._unexpected(frame)
+        # The answer to an OPEN: an earlier session of this sender, or of the process before it, lost the last word.
+        recalled = transfer.state is Tx.OPENING
+        transfer.machine.advance(TxEvent.RECALL if recalled else TxEvent.DONE)
         transfer.stats.acked_bytes = transfer.table.total_bytes
         transfer.stats.done_s = now
         self._forget(transfer)
