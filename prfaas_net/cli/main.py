@@ -7,7 +7,7 @@ import sys
 import typer
 
 from prfaas_net import __version__
-from prfaas_net.cli import bench, doctor, gateway, node, relay, up
+from prfaas_net.cli import bench, doctor, gateway, node, probe, relay, up
 from prfaas_net.errors import PrfaasError
 
 __all__ = ["app", "run"]
@@ -29,6 +29,7 @@ app.command("decode")(node.decode)
 app.command("gateway")(gateway.gateway)
 app.command("relay")(relay.relay)
 app.command("doctor")(doctor.doctor)
+app.command("probe")(probe.command)
 app.add_typer(bench.app, name="bench")
 
 

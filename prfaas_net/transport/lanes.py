@@ -181,6 +181,10 @@ class ReceiveLane(Lane):
                 self._wake()
                 if not self.stream.drain(header.payload_bytes):
                     return
+                self.n_bytes += header.payload_bytes
+                with self._lock:
+                    self._session.drained(header, now=self._clock.now())
+                self._report(header)
                 continue
             try:
                 whole = self._receive_payload(header, landing.view)

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from prfaas_net.clock import Clock, SystemClock
+from prfaas_net.congestion.tcp_info import TcpInfo
 from prfaas_net.errors import DeadlineError, LinkError, PrfaasError
 from prfaas_net.kv.chunks import ChunkTable
 from prfaas_net.kv.codecs import Codec
@@ -30,8 +31,10 @@ from prfaas_net.transport.identity import Identity
 from prfaas_net.transport.options import LinkOptions
 from prfaas_net.transport.outgoing import Outgoing
 from prfaas_net.transport.security import Security
-from prfaas_net.transport.stats import LinkStats, TransferProgress
+from prfaas_net.transport.stats import LinkStats, TransferProgress, read_tcp_info
+from prfaas_net.transport.streams import Stream
 from prfaas_net.transport.tuning import LinkSampler, StreamTuner
+from prfaas_net.units import MiB
 from prfaas_net.wire import (
     Delivered,
     Event,
@@ -130,6 +133,20 @@ class SenderLink:
         return self._now.peer.boot_id
 
     @property
+    def peer_name(self) -> str:
+        """What the receiver calls itself."""
+        return self._now.peer.node
+
+    @property
+    def streams(self) -> list[Stream]:
+        """The data connections that are up."""
+        return [lane.stream for lane in self._now.lanes.values()]
+
+    def tcp_info(self) -> TcpInfo | None:
+        """What the kernel knows of one of the data connections."""
+        return next((info for stream in self.streams if (info := read_tcp_info(stream.sock)) is not None), None)
+
+    @property
     def rtt_s(self) -> float | None:
         """Round trip of the last ping, application to application."""
         return self._now.session.rtt_s
@@ -197,6 +214,20 @@ class SenderLink:
             transfer.codec = codec if codec.feature in self._now.peer.features else Codec.RAW
             outgoing = self._outgoing[transfer] = Outgoing(self, transfer, views)
         self._now.driver.pump()
+        return outgoing
+
+    def probe(self, total_bytes: int, *, chunk_bytes: int = MiB, lifetime_s: float = 30.0) -> Outgoing:
+        """Send so many bytes into nowhere, to measure the path: ``wait()`` tells how long they took."""
+        chunk_bytes = min(chunk_bytes, total_bytes)
+        table = ChunkTable([chunk_bytes] * (total_bytes // chunk_bytes))
+        now = self._clock.now()
+        views = [memoryview(bytes(chunk_bytes))] * len(table)
+        with self._lock:
+            transfer = self._now.session.probe(table, deadline=now + lifetime_s, now=now)
+            outgoing = self._outgoing[transfer] = Outgoing(self, transfer, views)
+        self._now.driver.pump()
+        outgoing.ready_all()
+        outgoing.seal({})
         return outgoing
 
     async def close(self, reason: str = "the sender closed the link", *, timeout_s: float = 1.0) -> None:

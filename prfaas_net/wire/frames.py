@@ -74,6 +74,7 @@ class FrameType(IntEnum):
     SEAL = 21
     DONE = 22
     ABORT = 23
+    PROBE = 24
     PING = 32
     PONG = 33
     GOAWAY = 34

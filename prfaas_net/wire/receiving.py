@@ -13,8 +13,10 @@ from prfaas_net.errors import (
     LinkError,
     PrfaasError,
     ProtocolError,
+    RefusedError,
     error_from_wire,
 )
+from prfaas_net.kv.chunks import ChunkTable
 from prfaas_net.kv.codecs import Codec
 from prfaas_net.wire.bitmap import ChunkBitmap
 from prfaas_net.wire.events import Completed, LaneGivenUp, ReceiveFailed, SealArrived, TakenOver, TransferOpened
@@ -29,6 +31,9 @@ __all__ = ["Landing", "ReceivingSession"]
 
 # TCP lets about one packet in 300 million through damaged; the same chunk four times over is something else.
 MAX_CORRUPT_ATTEMPTS = 4
+# A probe costs its receiver nothing but reading; a gigabyte measures any path up to 10 Gbps for a second.
+MAX_PROBE_BYTES = 1 << 30
+MAX_PROBES = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,7 @@ class ReceivingSession(Session):
         self._reservations = reservations
         self._link_grace_s = link_grace_s
         self._transfers: dict[int, IncomingTransfer] = {}
+        self._sinks: dict[int, tuple[ChunkTable, ChunkBitmap]] = {}
         self._highest_handle = 0
         self.unknown_chunks = 0
 
@@ -102,6 +108,8 @@ class ReceivingSession(Session):
             raise ProtocolError("only data frames travel on a data connection", found=header.type)
         transfer = self._transfers.get(header.transfer)
         if transfer is None:
+            if header.transfer in self._sinks:
+                return None  # see drained()
             if not 0 < header.transfer <= self._highest_handle:
                 raise ProtocolError("data for a transfer that was never opened", found=header.transfer)
             self.unknown_chunks += 1
@@ -169,6 +177,21 @@ class ReceivingSession(Session):
         )
         self.abort(transfer, error)
 
+    def drained(self, header: Header, *, now: float) -> None:
+        """A payload that :meth:`admit` did not want was read to its end; for a probe that is all there is to it."""
+        sink = self._sinks.get(header.transfer)
+        if sink is None:
+            return
+        self._heard_at = now
+        table, counted = sink
+        if header.chunk >= len(table):
+            raise ProtocolError("a probe's chunk does not exist", found=header.chunk)
+        counted.add(header.chunk)
+        if counted.full:
+            del self._sinks[header.transfer]
+            _, bits = counted.take_report(whole=True) or (0, b"")
+            self._write(FrameType.DONE, bits, transfer=header.transfer)
+
     def aborted(self, landing: Landing) -> None:
         """The connection died in the middle of a chunk; ask for it again."""
         landing.transfer.landing.pop(landing.chunk, None)
@@ -179,8 +202,15 @@ class ReceivingSession(Session):
 
     def _receive_transfer_frame(self, frame: Frame, *, now: float) -> None:
         handle = frame.header.transfer
-        if frame.type is FrameType.OPEN:
-            self._open(handle, frame)
+        if frame.type in (FrameType.OPEN, FrameType.PROBE):
+            if handle <= self._highest_handle:
+                raise ProtocolError("transfer handles must grow", expected=f"> {self._highest_handle}", found=handle)
+            self._highest_handle = handle
+            (self._open if frame.type is FrameType.OPEN else self._probe)(handle, frame)
+            return
+        if handle in self._sinks:
+            if frame.type is FrameType.ABORT:
+                del self._sinks[handle]
             return
         transfer = self._transfers.get(handle)
         if transfer is None:
@@ -199,9 +229,6 @@ class ReceivingSession(Session):
             raise self._unexpected(frame)
 
     def _open(self, handle: int, frame: Frame) -> None:
-        if handle <= self._highest_handle:
-            raise ProtocolError("transfer handles must grow", expected=f"> {self._highest_handle}", found=handle)
-        self._highest_handle = handle
         ticket = Ticket.from_json(frame.json().get("ticket"))
         try:
             epitaph = self._reservations.epitaph(ticket)
@@ -217,6 +244,24 @@ class ReceivingSession(Session):
         _, bits = transfer.landed.take_report(whole=True) or (0, b"")
         self._write(FrameType.OPENED, bits, transfer=handle)
         self._events.append(TransferOpened(transfer))
+
+    def _probe(self, handle: int, frame: Frame) -> None:
+        """Chunks that will be counted and forgotten; bounded, since anybody who may connect may ask for it."""
+        body = frame.json()
+        n_chunks, chunk_bytes = body.get("chunks"), body.get("chunk_bytes")
+        if not isinstance(n_chunks, int) or not isinstance(chunk_bytes, int):
+            raise ProtocolError("bad PROBE", expected="integers for chunks and chunk_bytes")
+        if (
+            n_chunks < 1
+            or chunk_bytes < 1
+            or n_chunks * chunk_bytes > MAX_PROBE_BYTES
+            or len(self._sinks) >= MAX_PROBES
+        ):
+            refused = RefusedError("the probe is too large", expected=f"at most {MAX_PROBE_BYTES} bytes, one at a time")
+            self._write_json(FrameType.ABORT, refused.to_wire(), transfer=handle)
+            return
+        self._sinks[handle] = ChunkTable([chunk_bytes] * n_chunks), ChunkBitmap(n_chunks)
+        self._write(FrameType.OPENED, transfer=handle)
 
     def _recall(self, handle: int, epitaph: Epitaph) -> None:
         """The transfer has ended, and its sender has not heard of it."""
@@ -260,8 +305,10 @@ class ReceivingSession(Session):
     def _before_output(self) -> None:
         if self.error is not None:
             return
-        for handle, transfer in self._transfers.items():
-            report = transfer.landed.take_report()
+        maps = [(handle, transfer.landed) for handle, transfer in self._transfers.items()]
+        maps += [(handle, counted) for handle, (_, counted) in self._sinks.items()]
+        for handle, bitmap in maps:
+            report = bitmap.take_report()
             if report is not None:
                 first, bits = report
                 self._write(FrameType.ACK, bits, transfer=handle, chunk=first)

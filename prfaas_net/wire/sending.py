@@ -105,6 +105,21 @@ class SendingSession(Session):
         self._present(transfer)
         return transfer
 
+    def probe(self, table: ChunkTable, *, deadline: float, now: float) -> OutgoingTransfer:
+        """A transfer into nowhere: the receiver reads it, counts it and forgets it. For measuring a path.
+
+        Raises:
+            LinkError: the session is over.
+        """
+        if self.error is not None:
+            raise LinkError("the link is down", found=self.error.line())
+        ticket = Ticket("probe", "", (), table.total_bytes, len(table), table.fingerprint, deadline - now)
+        transfer = OutgoingTransfer(0, ticket, table, deadline=deadline, now=now)
+        self._enlist(transfer)
+        body = {"chunks": len(table), "chunk_bytes": table.lengths[0]}
+        self._write_json(FrameType.PROBE, body, transfer=transfer.handle)
+        return transfer
+
     def adopt(self, transfer: OutgoingTransfer) -> None:
         """Go on with an orphan of an earlier session: present its ticket again, send what has not landed."""
         self._present(transfer)
@@ -243,11 +258,14 @@ class SendingSession(Session):
     def _holds(self, transfer: OutgoingTransfer) -> bool:
         return self._transfers.get(transfer.handle) is transfer
 
-    def _present(self, transfer: OutgoingTransfer) -> None:
+    def _enlist(self, transfer: OutgoingTransfer) -> None:
         self._last_handle += 1
         transfer.handle = self._last_handle
         self._transfers[transfer.handle] = transfer
         self._queue.add_transfer(transfer.handle, transfer.table.lengths, deadline=transfer.deadline)
+
+    def _present(self, transfer: OutgoingTransfer) -> None:
+        self._enlist(transfer)
         self._write_json(FrameType.OPEN, {"ticket": transfer.ticket.to_json()}, transfer=transfer.handle)
 
     def _refused(self, transfer: OutgoingTransfer, error: PrfaasError, *, now: float) -> None:

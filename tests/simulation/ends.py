@@ -185,6 +185,8 @@ class LaneReader:
             if self._landing is not None:
                 landing, self._landing = self._landing, None
                 self._session.landed(landing, checksum(landing.view), now=self._end.weather.world.now)
+            else:
+                self._session.drained(header, now=self._end.weather.world.now)
 
 
 class SimSender:

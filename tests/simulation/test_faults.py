@@ -135,12 +135,27 @@ class Simulation:
         aim = self.weather.aim[1] if self.weather.aim else None
         if aim is FrameType.GOAWAY or draw.random() < 0.05:
             self.world.at(draw.uniform(0.1, 2.0), lambda: self._each_end(lambda end: end.session.go_away("draining")))
+        if aim is FrameType.PROBE or draw.random() < 0.05:
+            self.world.at(draw.uniform(0.1, 2.0), self._probe)
         if aim is FrameType.ERROR or draw.random() < 0.05:
             stop = LinkError("shut down on purpose")
             now = self.world
             self.world.at(
                 draw.uniform(0.1, 2.0), lambda: self._each_end(lambda end: end.session.fail(stop, now=now.now))
             )
+
+    def _probe(self) -> None:
+        """A probe among the transfers: it ends, one way or the other, and leaves nothing behind."""
+        session = self.sender.session
+        if session is None or session.error is not None:
+            return
+        table, views = ChunkTable([50] * 4), [memoryview(bytes(50))] * 4
+        probe = session.probe(table, deadline=self.world.now + 5.0, now=self.world.now)
+        self.sender.views[probe] = views
+        for chunk in range(4):
+            session.ready(probe, chunk, None)
+        session.seal(probe, {}, now=self.world.now)
+        self.sender.kick()
 
     def _each_end(self, act: Callable[[End], None]) -> None:
         for end in tuple(self.receiver.ends.values()):

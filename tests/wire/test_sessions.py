@@ -15,6 +15,7 @@ from prfaas_net.errors import (
     DeadlineError,
     LinkError,
     ProtocolError,
+    RefusedError,
     UsageError,
 )
 from prfaas_net.kv import ChunkTable, checksum
@@ -610,6 +611,26 @@ def test_garbage_in_an_established_session_is_damage() -> None:
     pair.receiver.receive(b"GET / HTTP/1.1\r\nHost: nowhere\r\n\r\n" * 3, now=pair.now)
     assert isinstance(pair.receiver.error, CorruptionError)
     assert incoming.error is None
+
+
+def test_a_probe_is_counted_and_forgotten() -> None:
+    """Bytes into nowhere: no reservation, acknowledged, done; too large or too many are refused."""
+    pair = Pair()
+    probe = pair.sender.probe(ChunkTable([50] * 4), deadline=pair.now + 10, now=pair.now)
+    pair.sources[probe.handle] = [memoryview(bytes(50))] * 4
+    pair.make_ready(probe)
+    pair.sender.seal(probe, {}, now=pair.now)
+    pair.exchange_control()
+    while (order := pair.pull()) is not None:
+        header = Header.unpack(order.header(order.checksum or 0))
+        assert pair.receiver.admit(header, 1) is None
+        pair.receiver.drained(header, now=pair.now)
+        pair.exchange_control()
+    assert pair.sender_events == [Delivered(probe)]
+    assert pair.receiver_events == []
+    huge = pair.sender.probe(ChunkTable([16 << 20] * 65), deadline=pair.now + 10, now=pair.now)
+    pair.exchange_control()
+    assert isinstance(huge.error, RefusedError)
 
 
 def test_misuse_is_told_to_the_user_and_sends_nothing() -> None:
