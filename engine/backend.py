@@ -17,6 +17,10 @@ from prfaas_net.errors import ConfigError
 
 __all__ = ["NUMPY", "Array", "Backend", "load_backend"]
 
+# Rows up to which a product goes row by row, and values of the map (512 KiB) that are taken at a time.
+_FEW_ROWS = 6
+_PIECE_VALUES = 1 << 17
+
 # An array of whichever library the backend names.
 Array: TypeAlias = Any
 
@@ -29,6 +33,7 @@ class Backend:
         xp: the module, with NumPy's interface.
         shares_host_memory: whether its arrays can be views of a host buffer. Where they cannot, state is
             kept on the device and copied to the buffer when it is published.
+        copies_maps: whether products of few rows cost a copy of the map, as with OpenBLAS; see :meth:`product`.
         new_copier: makes an :class:`engine.publish.Copier`; without one, copies to the host are waited for.
     """
 
@@ -36,6 +41,7 @@ class Backend:
     xp: Any
     shares_host_memory: bool
     new_copier: Callable[[], Any] | None = None
+    copies_maps: bool = True
 
     def from_host(self, array: np.ndarray[Any, Any]) -> Array:
         """A host array as an array of this library; the very same one where memory is shared."""
@@ -45,6 +51,24 @@ class Backend:
         """An array of this library as a host array."""
         host: np.ndarray[Any, Any] = array if self.shares_host_memory else self.xp.asnumpy(array)
         return host
+
+    def product(self, x: Array, weight: Array) -> Array:
+        """x W^T for rows x [T, n_in] and a map W [n_out, n_in].
+
+        For a few rows OpenBLAS first copies the whole map into its own order, which costs more than the product.
+        There the rows are taken one by one, over pieces of the map that stay in the cache; each row's result is
+        then also the very same whatever the others are.
+        """
+        if not self.copies_maps or not 1 < len(x) <= _FEW_ROWS:
+            return x @ weight.T
+        n_out, n_in = weight.shape
+        y = self.xp.empty((len(x), n_out), dtype=np.float32)
+        piece = max(64, _PIECE_VALUES // n_in)
+        for first in range(0, n_out, piece):
+            part = weight[first : first + piece]
+            for index in range(len(x)):
+                self.xp.dot(part, x[index], out=y[index, first : first + piece])
+        return y
 
     def load(self, stored: Array) -> Array:
         """Rows of keys or values as float32."""

@@ -21,7 +21,7 @@ def cupy_backend() -> Backend:
         ImportError: CuPy is not installed.
     """
     cupy = importlib.import_module("cupy")
-    return Backend("cupy", cupy, shares_host_memory=False, new_copier=lambda: CupyCopier(cupy))
+    return Backend("cupy", cupy, shares_host_memory=False, new_copier=lambda: CupyCopier(cupy), copies_maps=False)
 
 
 class CupyCopier:

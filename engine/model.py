@@ -81,7 +81,7 @@ class Model:
             by_name = {prefix.split(".")[-2]: read(prefix + "weight") for prefix, _ in norms}
             self.layers.append(Layer(spec, index, read_all(*mixer), read_all(*mlp), by_name, backend))
         self._norm = RmsNorm(read("model.norm.weight") + np.float32(spec.norm_offset), spec.norm_eps, backend)
-        self._head_t = (self._embedding if spec.tied else read("lm_head.weight")).T
+        self._head = self._embedding if spec.tied else read("lm_head.weight")
 
     def embed(self, token_ids: Sequence[int]) -> Array:
         """[rows, hidden_size]"""
@@ -90,4 +90,4 @@ class Model:
 
     def logits(self, x: Array) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
         """The logits [rows, vocab_size] that follow each row of ``x``, on the host."""
-        return self.backend.to_host(self._norm(x) @ self._head_t)
+        return self.backend.to_host(self.backend.product(self._norm(x), self._head))

@@ -189,10 +189,8 @@ def _mixer_exponents(directory: Path, plan: BenchPlan) -> dict[str, float]:
 def _mixer_seconds(spec: ModelSpec, index: int, weights: Weights, n_tokens: int) -> float:
     """The median of three, in passes of 512 tokens as prefill makes them."""
     layer = spec.layers[index].mixer
-    mixer, x = (
-        layer.build(weights, NUMPY),
-        np.random.default_rng(0).standard_normal((512, spec.hidden_size), np.float32),
-    )
+    mixer = layer.build(weights, NUMPY)
+    x = np.random.default_rng(0).standard_normal((512, spec.hidden_size), np.float32)
     rows = layer.window_tokens if layer.window_tokens else 1
     times = []
     for _ in range(3):

@@ -29,20 +29,21 @@ class Linear:
     def __init__(self, weights: Weights, backend: Backend, *names: str) -> None:
         xp = backend.xp
         stacked = [weights[f"{name}.weight"] for name in names]
-        self._weight_t: Array = (stacked[0] if len(stacked) == 1 else xp.concatenate(stacked)).T
+        self._backend = backend
+        self._weight: Array = stacked[0] if len(stacked) == 1 else xp.concatenate(stacked)
         biases = [weights[f"{name}.bias"] for name in names if f"{name}.bias" in weights]
         self._bias: Array | None = xp.concatenate(biases) if biases else None
 
     def __call__(self, x: Array) -> Array:
         """[T, n_in] to [T, n_out]."""
-        y = x @ self._weight_t
+        y = self._backend.product(x, self._weight)
         if self._bias is not None:
             y += self._bias
         return y
 
     def part(self, x: Array, first: int, stop: int | None) -> Array:
         """Some of the outputs: [T, n_in] to [T, stop - first]."""
-        y = x @ self._weight_t[:, first:stop]
+        y = self._backend.product(x, self._weight[first:stop])
         if self._bias is not None:
             y += self._bias[first:stop]
         return y

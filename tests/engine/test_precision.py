@@ -55,9 +55,8 @@ def test_the_chunk_size_changes_nothing(directory: Path, half: Engine, chunk: in
 
 def test_a_device_keeps_the_same_values(directory: Path, half: Engine) -> None:
     """It computes in float32 arrays that hold rounded values: the buffer is the same to the byte."""
-    device = Engine(
-        load_checkpoint(directory, kv_dtype="bfloat16"), Device(late=True).backend(), prefill_chunk_tokens=32
-    )
+    checkpoint = load_checkpoint(directory, kv_dtype="bfloat16")
+    device = Engine(checkpoint, Device(late=True).backend(), prefill_chunk_tokens=32)
     here, there = prefill(half, PROMPT, greedy()), prefill(device, PROMPT, greedy())
     assert here.buffer == there.buffer
     assert here.decode() == there.decode()
