@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prfaas_net.errors import (
+    AuthError,
     BusyError,
     DeadlineError,
     LinkError,
@@ -245,8 +246,12 @@ class SendingSession(Session):
             pass
         if not transfer.acked.full:
             raise self._unexpected(frame)
-        # The answer to an OPEN: an earlier session of this sender, or of the process before it, lost the last word.
         recalled = transfer.state is Tx.OPENING
+        if recalled and not transfer.reopened:
+            # Not by this sender, at least not by this process of it: what it holds may be something else.
+            used = AuthError("the ticket was used before, and its transfer is complete", transfer=transfer.transfer_id)
+            self._finish(transfer, used, now=now)
+            return
         transfer.machine.advance(TxEvent.RECALL if recalled else TxEvent.DONE)
         transfer.stats.acked_bytes = transfer.table.total_bytes
         transfer.stats.done_s = now

@@ -248,7 +248,7 @@ def test_an_unknown_or_forged_ticket_is_refused_and_the_session_lives() -> None:
 
 
 def test_a_used_ticket_moves_nothing() -> None:
-    """Replaying the ticket of a finished transfer writes no byte, and ends the replayer's session."""
+    """Replaying the ticket of a finished transfer writes no byte and fails; other transfers of the session go on."""
     pair = Pair()
     incoming, memory = pair.reserve(TABLE)
     outgoing = pair.open(incoming, SOURCE)
@@ -259,8 +259,9 @@ def test_a_used_ticket_moves_nothing() -> None:
     replay = pair.open(incoming, random_bytes(TABLE.total_bytes, 9))
     pair.make_ready(replay)
     pair.run()
-    assert isinstance(replay.error, ProtocolError)
+    assert isinstance(replay.error, AuthError)
     assert (memory == 0xAB).all()
+    assert pair.sender.error is None
 
 
 def test_the_last_word_of_a_session_is_said_again() -> None:
