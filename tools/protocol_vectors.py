@@ -66,7 +66,7 @@ def control_frames() -> list[tuple[FrameType, bytes, dict[str, Any]]]:
         (FrameType.SEAL, orjson.dumps(seal), {"transfer": 1}),
         (FrameType.DONE, b"\x1f", {"transfer": 1}),
         (FrameType.ABORT, orjson.dumps(error), {"transfer": 1}),
-        (FrameType.PROBE, b"", {}),
+        (FrameType.PROBE, orjson.dumps({"chunks": 4, "chunk_bytes": 1 << 20}), {"transfer": 2}),
         (FrameType.PING, bytes(8), {"flags": Flags.OPTIONAL}),
         (FrameType.PONG, bytes(8), {"flags": Flags.OPTIONAL}),
         (FrameType.GOAWAY, orjson.dumps({"reason": "shutting down"}), {}),

@@ -7,6 +7,7 @@ import hmac
 import json
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,7 @@ def test_a_bad_frame_is_refused_with_its_code(vector: dict[str, Any]) -> None:
     for pieces in ([data], [data[i : i + 1] for i in range(len(data))]):
         parser = FrameParser(sequenced=True)
         with pytest.raises(PrfaasError) as caught:
-            for piece in pieces:
-                list(parser.feed(piece))
+            list(chain.from_iterable(map(parser.feed, pieces)))
         assert caught.value.code == vector["error_code"]
 
 
