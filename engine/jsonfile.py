@@ -89,7 +89,8 @@ class JsonObject:
         value = self.get(key, default=default)
         if value != expected:
             do = "use a checkpoint of a supported variant"
-            raise self.error("this variant of the model is not supported", key, expected=expected, found=value, do=do)
+            wanted = "no such entry" if expected is None else expected
+            raise self.error("this variant of the model is not supported", key, expected=wanted, found=value, do=do)
 
     def error(
         self, message: str, *keys: str, expected: object, found: object, do: str = "correct the file"

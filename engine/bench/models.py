@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +73,9 @@ _STORED = {
 }  # fmt: skip
 
 
-def write_model(directory: Path, kind: str) -> Path:
-    """A checkpoint directory with random weights; returns it."""
-    config = BENCH_MODELS[kind]
+def write_model(directory: Path, kind: str, changes: Mapping[str, Any] | None = None) -> Path:
+    """A checkpoint directory with random weights, its config changed in some entries; returns it."""
+    config = BENCH_MODELS[kind] | dict(changes or {})
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config))
     draw, weights = np.random.default_rng(0), {}

@@ -156,6 +156,49 @@ def test_a_bad_sharded_checkpoint_is_refused(case: str, tmp_path: Path) -> None:
         load_checkpoint(tmp_path)
 
 
+FAMILY_BAD = [
+    ("gemma3_text", edit_config(attn_logit_softcapping=50.0), "found 50.0.*key attn_logit_softcapping"),
+    ("gemma3_text", edit_config(hidden_activation="silu"), "expected gelu_pytorch_tanh; found silu"),
+    ("gpt_oss", edit_config(layer_types=["full_attention"]), "a list of 2 items.*key layer_types"),
+    ("gpt_oss", edit_config(layer_types=["full_attention", "linear_attention"]), "key layer_types"),
+    ("gpt_oss", edit_config(sliding_window=0), "expected an integer >= 1; found 0.*key sliding_window"),
+    ("gpt_oss", edit_config(num_experts_per_tok=5), "expected up to 4; found 5"),
+    ("gpt_oss", edit_weights(lambda w: w.pop("model.layers.0.self_attn.sinks")), r"missing.*self_attn\.sinks"),
+    ("qwen3_next", edit_config(num_experts_per_tok=9), "expected up to 4; found 9"),
+    ("qwen3_next", edit_config(linear_num_key_heads=3), "expected a divisor of 4; found 3"),
+    ("qwen3_next", edit_config(mlp_only_layers="all"), "expected layer numbers"),
+    ("qwen3_5_text", edit_config(rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": 0.2}), "3 entries"),
+    ("llama", edit_config(rope_scaling={"rope_type": "llama3", "factor": 2.0}), r"key rope_scaling\.low_freq_factor"),
+    ("llama", edit_config(num_key_value_heads=3), "expected a divisor of 4; found 3"),
+    ("deepseek_v3", edit_config(scoring_func="softmax"), "expected sigmoid; found softmax"),
+    ("deepseek_v3", edit_config(topk_method="greedy"), "expected noaux_tc; found greedy"),
+    ("bailing_hybrid", edit_config(kda_lower_bound=1.0), "expected a negative number; found 1.0"),
+    ("minimax", edit_config(sliding_window=128), "expected no such entry; found 128.*key sliding_window"),
+    ("minimax_m2", edit_config(rotary_dim=7), "an even number of 16 entries; found 7 entries"),
+    ("mimo_v2_flash", edit_config(v_head_dim=None), "a required entry is missing.*key v_head_dim"),
+    ("mimo_v2_flash", edit_config(v_head_dim=20), "a weight has the wrong shape"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "edit", "message"), FAMILY_BAD)
+def test_a_bad_checkpoint_of_any_family_is_refused(family: str, edit: Edit, message: str, tmp_path: Path) -> None:
+    """By file and key, with what was expected and what was found."""
+    edit(write_checkpoint(tmp_path, family))
+    with pytest.raises(ConfigError, match=message):
+        load_checkpoint(tmp_path)
+
+
+def test_layers_for_multi_token_prediction_are_left_alone(tmp_path: Path) -> None:
+    """Published checkpoints carry them after the others; without the config's word they are strangers."""
+    write_checkpoint(tmp_path, "deepseek_v3")
+    expected = load_checkpoint(tmp_path).tensors.keys()
+    edit_weights(lambda w: w.update({"model.layers.2.eh_proj.weight": w[NORM]}))(tmp_path)
+    with pytest.raises(ConfigError, match="does not belong to the model"):
+        load_checkpoint(tmp_path)
+    edit_config(num_nextn_predict_layers=1)(tmp_path)
+    assert load_checkpoint(tmp_path).tensors.keys() == expected
+
+
 def test_a_missing_directory_is_refused(tmp_path: Path) -> None:
     """Also one that is a file."""
     with pytest.raises(ConfigError, match="there is no such directory"):
