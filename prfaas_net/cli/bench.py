@@ -9,6 +9,7 @@ import orjson
 import typer
 from rich.console import Console
 
+from engine.__main__ import main as engine_main
 from prfaas_net.bench.plan import FULL, QUICK, parse_path
 from prfaas_net.bench.report import show
 from prfaas_net.bench.transport import bench_transport
@@ -53,3 +54,21 @@ def transport(
         sys.stdout.write(orjson.dumps(report, option=orjson.OPT_INDENT_2).decode() + "\n")
     else:
         show(report, Console())
+
+
+@app.command("engine")
+def engine(
+    models: Annotated[list[str] | None, typer.Argument(help="Which of the random models; default: all.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a summary.")] = False,
+    reference_python: Annotated[
+        str | None, typer.Option("--reference-python", help="Interpreter that has torch and transformers.")
+    ] = None,
+    threads: Annotated[int, typer.Option("--threads", help="Threads of both sides.")] = 1,
+    quick: Annotated[bool, typer.Option("--quick", help="Shorter prompts and smaller batches.")] = False,
+) -> None:
+    """Prefill and decode of the engine beside transformers on torch CPU. Several minutes a model."""
+    command = ["bench", *(models or []), "--threads", str(threads)]
+    command += ["--json"] if as_json else []
+    command += ["--quick"] if quick else []
+    command += ["--reference-python", reference_python] if reference_python else []
+    raise typer.Exit(engine_main(command))
