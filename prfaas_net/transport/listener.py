@@ -14,27 +14,25 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import socket
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from prfaas_net.clock import Clock, SystemClock
-from prfaas_net.config import is_loopback
-from prfaas_net.errors import ConfigError, CorruptionError, IncompatibleError, LinkError, PrfaasError
+from prfaas_net.errors import CorruptionError, IncompatibleError, LinkError, PrfaasError
 from prfaas_net.kv.chunks import ChunkTable
-from prfaas_net.kv.codecs import Codec
+from prfaas_net.transport.accepting import CODECS, Accepting
 from prfaas_net.transport.driver import SessionDriver
-from prfaas_net.transport.handshaking import accept_handshake
+from prfaas_net.transport.handshaking import dial
 from prfaas_net.transport.identity import Identity
 from prfaas_net.transport.incoming import Inbox, Incoming
 from prfaas_net.transport.lanes import Lane, ReceiveLane
-from prfaas_net.transport.options import LinkOptions, tune
+from prfaas_net.transport.options import LinkOptions
 from prfaas_net.transport.security import Security
 from prfaas_net.transport.streams import Stream
 from prfaas_net.wire import (
     MAX_LANES,
-    Acceptor,
     Event,
     Hello,
     LaneGivenUp,
@@ -46,11 +44,8 @@ from prfaas_net.wire import (
 
 __all__ = ["Incoming", "KvListener"]
 
-# All that this side can decode.
-CODECS = (Codec.ZSTD, Codec.BF16_PLANES)
-# Connections that have not shaken hands yet. When there are more the oldest is closed: whoever opens ten thousand of
-# them costs no more than this, and an honest dialler, who needs a few round trips, still gets through.
-MAX_PENDING_HANDSHAKES = 256
+# Between two attempts to dial a sender again: doubles from the first to the last.
+REDIAL_S = (0.05, 1.0)
 
 
 class _Peer:
@@ -60,6 +55,7 @@ class _Peer:
         self.session = session
         self.hello = hello
         self.lanes: dict[int, ReceiveLane] = {}
+        self.over = asyncio.Event()
         self.driver = SessionDriver(
             session,
             clock=listener._clock,
@@ -87,7 +83,6 @@ class KvListener:
         link_grace_s: float = 5.0,
     ) -> None:
         self.identity = identity
-        self.address: tuple[str, int] = ("", 0)
         self._security = security or Security()
         self._options = options or LinkOptions()
         self._timers = timers or Timers()
@@ -96,11 +91,8 @@ class KvListener:
         self._lock = threading.Lock()
         self._inbox = Inbox(boot_id=identity.boot_id, clock=self._clock, lock=self._lock, writers=self)
         self._peers: dict[str, _Peer] = {}
-        self._pending: dict[asyncio.Task[None], None] = {}  # in the order of their coming
-        self._socket: socket.socket | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self.refused_connections = 0
-        self.last_refusal: PrfaasError | None = None
+        self._accepting = Accepting(identity, self._security, self._options, role="sender", on_ready=self._join)
 
     # -- life ---------------------------------------------------------------------------------------------------
 
@@ -108,40 +100,55 @@ class KvListener:
         """Listen.
 
         Raises:
-            ConfigError: the address is taken or not ours, or is open to others without a shared key.
+            ConfigError: the address is taken or not ours, or is open to others without authentication.
         """
-        if not self._security.authenticates and not is_loopback(host):
-            raise ConfigError(
-                f"will not listen on {host} without authentication",
-                expected="a loopback address, a shared key or certificates",
-                do="set kv.shared_key or kv.tls on both sides",
-            )
-        _ = self._security.server  # bad certificate files are found now, not by the first dialler
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        try:
-            self._socket = socket.create_server((host, port), family=family, backlog=512)
-        except OSError as error:
-            raise ConfigError(
-                f"cannot listen on {host}:{port}", found=error.strerror, do="choose another kv.listen"
-            ) from error
-        self._socket.setblocking(False)
-        self.address = self._socket.getsockname()[:2]
-        self._tasks = [asyncio.create_task(self._accept()), asyncio.create_task(self._inbox.expire_forever())]
+        await self._accepting.start(host, port)
+        self._tasks = [asyncio.create_task(self._inbox.expire_forever())]
 
     async def close(self, *, timeout_s: float = 1.0) -> None:
         """Stop listening and end all sessions and reservations; joins the threads."""
-        for task in (*self._tasks, *self._pending):
+        await self._accepting.close()
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, *self._pending, return_exceptions=True)
-        if self._socket is not None:
-            self._socket.close()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         peers = list(self._peers.values())
         lanes = [lane for peer in peers for lane in peer.lanes.values()]
         await asyncio.gather(*(p.driver.close("the receiver is shutting down", timeout_s=timeout_s) for p in peers))
         await self._inbox.abort_all()
         await asyncio.gather(*(asyncio.to_thread(lane.join, timeout_s) for lane in lanes))
 
+    def drain(self, reason: str = "the receiver is draining") -> None:
+        """Ask every sender for no new transfers; those under way go on."""
+        for peer in tuple(self._peers.values()):
+            with self._lock:
+                peer.session.go_away(reason)
+            peer.driver.pump()
+
+    async def dial_sender(self, endpoint: tuple[str, int]) -> None:
+        """Open the link from this side, to a sender's gate, and keep it up; for senders that cannot dial us.
+
+        Raises:
+            PrfaasError: the first attempt failed.
+        """
+        lost = await self._dial_session(endpoint)
+        self._tasks.append(asyncio.create_task(self._keep_dialled(endpoint, lost)))
+
     # -- for the user -------------------------------------------------------------------------------------------
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it listens."""
+        return self._accepting.address
+
+    @property
+    def refused_connections(self) -> int:
+        """Strangers, and those that left or were too slow."""
+        return self._accepting.refused_connections
+
+    @property
+    def last_refusal(self) -> PrfaasError | None:
+        """Why the last of them was refused."""
+        return self._accepting.last_refusal
 
     @property
     def reservations(self) -> int:
@@ -174,77 +181,65 @@ class KvListener:
 
     # -- connections --------------------------------------------------------------------------------------------
 
-    async def _accept(self) -> None:
-        assert self._socket is not None
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                sock, _ = await loop.sock_accept(self._socket)
-            except OSError:
-                await asyncio.sleep(0.05)  # out of descriptors: let some close
-                continue
-            if len(self._pending) >= MAX_PENDING_HANDSHAKES:
-                oldest = next(iter(self._pending))
-                del self._pending[oldest]
-                oldest.cancel()
-            sock.setblocking(False)
-            task = asyncio.create_task(self._welcome(sock))
-            self._pending[task] = None
-            task.add_done_callback(lambda done, sock=sock: self._welcomed(done, sock))  # type: ignore[misc]
-            # Accepting may return at once for as long as there are connections: let the others run in between.
-            await asyncio.sleep(0)
-
-    def _welcomed(self, task: asyncio.Task[None], sock: socket.socket) -> None:
-        self._pending.pop(task, None)
-        if task.cancelled():
-            sock.close()  # perhaps before its first step
-
-    async def _welcome(self, sock: socket.socket) -> None:
-        acceptor = Acceptor(
-            node=self.identity.node,
-            boot_id=self.identity.boot_id,
-            nonce=secrets.token_hex(16),
-            key=self._security.key,
-            features=tuple(codec.feature for codec in CODECS),
+    async def _dial_session(self, endpoint: tuple[str, int]) -> asyncio.Event:
+        """A session dialled by this side; the event is set when it is over."""
+        hello = Hello(
+            secrets.token_hex(16), 0, self.identity.node, self.identity.boot_id, secrets.token_hex(16), role="receiver"
         )
+        control, sender = await dial(endpoint, hello, self._security, self._options)
+        seen_as = replace(hello, node=sender.node)
+        peer = self._add_peer(seen_as)
         try:
-            stream, hello = await accept_handshake(
-                sock, acceptor, self._security, timeout_s=self._options.connect_timeout_s
-            )
-            tune(sock, self._options, data=False)
-            await self._join(hello, stream)
-        except BaseException as error:
-            sock.close()
-            self.refused_connections += 1
-            if isinstance(error, PrfaasError):
-                self.last_refusal = error
-            elif not isinstance(error, OSError):
-                raise
+            for lane in range(1, self._options.connections + 1):
+                numbered = replace(hello, lane=lane, nonce=secrets.token_hex(16))
+                stream, _ = await dial(endpoint, numbered, self._security, self._options)
+                self._add_lane(peer, lane, stream)
+        except BaseException:
+            control.sock.close()
+            self._event(peer, SessionLost(LinkError("the link could not be opened"), final=True))
+            raise
+        await peer.driver.attach(control)
+        return peer.over
+
+    async def _keep_dialled(self, endpoint: tuple[str, int], lost: asyncio.Event) -> None:
+        backoff_s = REDIAL_S[0]
+        while True:
+            await lost.wait()
+            try:
+                lost = await self._dial_session(endpoint)
+                backoff_s = REDIAL_S[0]
+            except PrfaasError:
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(REDIAL_S[1], 2 * backoff_s)
 
     async def _join(self, hello: Hello, stream: Stream) -> None:
         peer = self._peers.get(hello.session)
         if hello.lane == 0:
             if peer is not None:
                 raise IncompatibleError("the session has a control connection already")
-            session = ReceivingSession(
-                self._inbox.reservations,
-                peer=hello.node,
-                timers=self._timers,
-                now=self._clock.now(),
-                link_grace_s=self._link_grace_s,
-                codecs=[codec for codec in CODECS if codec.feature in hello.features],
-            )
-            peer = self._peers[hello.session] = _Peer(self, session, hello)
-            await peer.driver.attach(stream)
+            await self._add_peer(hello).driver.attach(stream)
             return
         if peer is None or hello.lane in peer.lanes or len(peer.lanes) >= MAX_LANES:
             raise LinkError("a data connection without its session, or one too many", found=f"lane {hello.lane}")
-        owner = peer
-        lane = ReceiveLane(
-            hello.lane, stream, peer.session, lock=self._lock, clock=self._clock, wake=peer.driver.wake,
-            on_end=lambda lane, error: self._lane_ended(owner, lane, error),
+        self._add_lane(peer, hello.lane, stream)
+
+    def _add_peer(self, hello: Hello) -> _Peer:
+        session = ReceivingSession(
+            self._inbox.reservations,
+            peer=hello.node,
+            timers=self._timers,
+            now=self._clock.now(),
+            link_grace_s=self._link_grace_s,
+            codecs=[codec for codec in CODECS if codec.feature in hello.features],
+        )
+        peer = self._peers[hello.session] = _Peer(self, session, hello)
+        return peer
+
+    def _add_lane(self, peer: _Peer, number: int, stream: Stream) -> None:
+        lane = peer.lanes[number] = ReceiveLane(
+            number, stream, peer.session, lock=self._lock, clock=self._clock, wake=peer.driver.wake,
+            on_end=lambda lane, error: self._lane_ended(peer, lane, error),
         )  # fmt: skip
-        peer.lanes[hello.lane] = lane
         lane.start()
 
     def _lane_ended(self, peer: _Peer, lane: Lane, error: Exception | None) -> None:
@@ -280,6 +275,7 @@ class KvListener:
         match event:
             case SessionLost():
                 self._peers.pop(peer.hello.session, None)
+                peer.over.set()
                 for lane in peer.lanes.values():
                     lane.shutdown()
             case TakenOver() | LaneGivenUp():

@@ -31,6 +31,7 @@ __all__ = ["MAX_LANES", "Acceptor", "Dialer", "Hello", "PeerIdentity"]
 MAX_LANES = 64
 MAX_LANE_NUMBER = 0xFFFF
 _HEX_ID = 32
+ROLES = ("sender", "receiver")
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Hello:
         node: a name for people.
         boot_id: new at every start of the process.
         nonce: 128 random bits as hex, new for every connection.
+        role: ``"sender"`` if the dialler will send, ``"receiver"`` if it will receive: whichever side can dial dials.
         features: what this side can do beyond the version; the acceptor answers with those that it can do too.
     """
 
@@ -52,10 +54,11 @@ class Hello:
     boot_id: str
     nonce: str
     features: tuple[str, ...] = ()
+    role: str = "sender"
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "versions": [VERSION], "features": list(self.features), "role": "sender", "session": self.session,
+            "versions": [VERSION], "features": list(self.features), "role": self.role, "session": self.session,
             "lane": self.lane, "node": self.node, "boot_id": self.boot_id, "nonce": self.nonce,
         }  # fmt: skip
 
@@ -72,15 +75,16 @@ class Hello:
                 "no common version of the KV stream", expected=VERSION, found=versions,
                 do="run versions of prfaas-net that share a protocol version",
             )  # fmt: skip
-        if body.get("role") != "sender":
-            raise IncompatibleError("the dialer must be the sender", expected="sender", found=body.get("role"))
+        role = body.get("role")
+        if role not in ROLES:
+            raise IncompatibleError("a dialer is a sender or a receiver", expected=ROLES, found=repr(role)[:40])
         session, lane, nonce = body.get("session"), body.get("lane"), body.get("nonce")
         if not (_is_id(session) and _is_id(nonce)):
             raise ProtocolError("bad HELLO", expected="session and nonce of 32 hex digits")
         if not isinstance(lane, int) or not 0 <= lane <= MAX_LANE_NUMBER:
             raise ProtocolError("bad HELLO", expected=f"a lane from 0 to {MAX_LANE_NUMBER}", found=repr(lane)[:40])
         node, boot_id = str(body.get("node", ""))[:128], str(body.get("boot_id", ""))[:128]
-        return cls(str(session), lane, node, boot_id, str(nonce), _features(body.get("features")))
+        return cls(str(session), lane, node, boot_id, str(nonce), _features(body.get("features")), str(role))
 
 
 @dataclass(frozen=True)
@@ -172,10 +176,18 @@ class Acceptor:
     """The accepting side's handshake: ``receive`` each frame until ``hello`` is set."""
 
     def __init__(
-        self, *, node: str, boot_id: str, nonce: str, key: bytes | None, features: tuple[str, ...] = ()
+        self,
+        *,
+        node: str,
+        boot_id: str,
+        nonce: str,
+        key: bytes | None,
+        features: tuple[str, ...] = (),
+        role: str = "sender",
     ) -> None:
         self._node, self._boot_id, self._nonce, self._key = node, boot_id, nonce, key
         self._features = features
+        self._role = role
         self._machine = Machine("acceptor", ACCEPTOR, Hand.AWAIT_HELLO)
         self._expected_proof = ""
         self._hello: Hello | None = None
@@ -200,6 +212,11 @@ class Acceptor:
         if frame.type is FrameType.HELLO:
             self._machine.advance(HandEvent.HELLO)
             self._hello = Hello.from_json(frame.json())
+            if self._hello.role != self._role:
+                raise IncompatibleError(
+                    f"this port is for {self._role}s", expected=self._role, found=self._hello.role,
+                    do="dial the other side's port, or let it dial",
+                )  # fmt: skip
             said = frame.header.pack() + frame.payload
             welcome = orjson.dumps(
                 {
