@@ -68,9 +68,9 @@ def test_a_band_gives_what_one_masked_matrix_gives(n_before: int, n_rows: int, w
         weights = np.where(mask, np.exp(q[head] @ k[:, head // 2].T), 0.0)
         total = weights.sum(axis=1) + (np.exp(sinks[head]) if sinks is not None else 0.0)
         expected[head] = weights @ v[:, head // 2] / total[:, None]
-    q, k, v = (x.astype(np.float32) for x in (q, k, v))
+    qs, ks, vs = (x.astype(np.float32) for x in (q, k, v))
     narrow = None if sinks is None else sinks.astype(np.float32)
-    out = banded_attention(q, k, v, n_before, window, NUMPY, narrow)
+    out = banded_attention(qs, ks, vs, n_before, window, NUMPY, narrow)
     np.testing.assert_allclose(out, expected, atol=1e-4)
 
 
