@@ -16,7 +16,7 @@ from prfaas_net.errors import (
     RefusedError,
     error_from_wire,
 )
-from prfaas_net.kv.chunks import ChunkTable
+from prfaas_net.kv.chunks import MAX_CHUNK_BYTES, MAX_CHUNKS, ChunkTable
 from prfaas_net.kv.codecs import Codec
 from prfaas_net.wire.bitmap import ChunkBitmap
 from prfaas_net.wire.events import Completed, LaneGivenUp, ReceiveFailed, SealArrived, TakenOver, TransferOpened
@@ -252,8 +252,8 @@ class ReceivingSession(Session):
         if not isinstance(n_chunks, int) or not isinstance(chunk_bytes, int):
             raise ProtocolError("bad PROBE", expected="integers for chunks and chunk_bytes")
         if (
-            n_chunks < 1
-            or chunk_bytes < 1
+            not 1 <= n_chunks <= MAX_CHUNKS
+            or not 1 <= chunk_bytes <= MAX_CHUNK_BYTES
             or n_chunks * chunk_bytes > MAX_PROBE_BYTES
             or len(self._sinks) >= MAX_PROBES
         ):
