@@ -9,7 +9,6 @@ to 1.4x (e5m2) at 0.9 GB/s. Codecs pay below about 2.5 Gbps; above, a link carri
 from __future__ import annotations
 
 import struct
-import threading
 from enum import IntEnum
 
 import numpy as np
@@ -17,7 +16,7 @@ import zstandard
 
 from prfaas_net.errors import CorruptionError
 
-__all__ = ["Codec", "codec_for_dtype", "decode_into", "encode"]
+__all__ = ["Codec", "Coder", "codec_for_dtype"]
 
 ZSTD_LEVEL = 1
 _LENGTH = struct.Struct("<I")
@@ -43,62 +42,54 @@ def codec_for_dtype(dtype: str) -> Codec:
     return Codec.ZSTD if dtype.startswith("float8") else Codec.RAW
 
 
-class _Contexts(threading.local):
-    """zstd contexts are not for several threads at once."""
+class Coder:
+    """Encodes and decodes chunks; one for each thread, since zstd contexts are not for several at once."""
 
     def __init__(self) -> None:
-        self.compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL)
-        self.decompressor = zstandard.ZstdDecompressor()
+        self._compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL)
+        self._decompressor = zstandard.ZstdDecompressor()
 
+    def encode(self, codec: Codec, data: memoryview) -> bytes:
+        """A chunk's bytes, encoded. Releases the GIL for most of it."""
+        if codec is Codec.RAW:
+            return bytes(data)
+        if codec is Codec.ZSTD:
+            return self._compressor.compress(data)
+        pairs = np.frombuffer(data, dtype=np.uint8, count=data.nbytes // 2 * 2).reshape(-1, 2)
+        high = self._compressor.compress(pairs[:, 1].tobytes())
+        rest = bytes(data[-1:]) if data.nbytes % 2 else b""
+        return b"".join((_LENGTH.pack(len(high)), high, pairs[:, 0].tobytes(), rest))
 
-_contexts = _Contexts()
+    def decode_into(self, codec: Codec, payload: memoryview, view: memoryview) -> None:
+        """Undo :meth:`encode`, into a view of exactly the chunk's size.
 
+        Raises:
+            CorruptionError: the payload is not the encoding of so many bytes.
+        """
+        if codec is Codec.ZSTD:
+            view[:] = self._decompress(payload, view.nbytes)
+            return
+        n_pairs = view.nbytes // 2
+        length = _LENGTH.unpack_from(payload)[0] if payload.nbytes >= _LENGTH.size else payload.nbytes
+        low_at = _LENGTH.size + length
+        if low_at + n_pairs + view.nbytes % 2 != payload.nbytes:
+            raise CorruptionError("an encoded chunk has another size", expected=view.nbytes, found=payload.nbytes)
+        pairs = np.frombuffer(view, dtype=np.uint8, count=2 * n_pairs).reshape(-1, 2)
+        high = self._decompress(payload[_LENGTH.size : low_at], n_pairs)
+        pairs[:, 1] = np.frombuffer(high, dtype=np.uint8)
+        pairs[:, 0] = np.frombuffer(payload, dtype=np.uint8, count=n_pairs, offset=low_at)
+        if view.nbytes % 2:
+            view[-1:] = payload[-1:]
 
-def encode(codec: Codec, data: memoryview) -> bytes:
-    """A chunk's bytes, encoded. Releases the GIL for most of it."""
-    if codec is Codec.RAW:
-        return bytes(data)
-    if codec is Codec.ZSTD:
-        return _contexts.compressor.compress(data)
-    pairs = np.frombuffer(data, dtype=np.uint8, count=data.nbytes // 2 * 2).reshape(-1, 2)
-    high = _contexts.compressor.compress(pairs[:, 1].tobytes())
-    rest = bytes(data[-1:]) if data.nbytes % 2 else b""
-    return b"".join((_LENGTH.pack(len(high)), high, pairs[:, 0].tobytes(), rest))
-
-
-def _decompress(data: memoryview, n_bytes: int) -> bytes:
-    try:
-        # A content size that lies cannot make us allocate: exactly so many bytes are wanted.
-        plain = _contexts.decompressor.decompress(data, max_output_size=n_bytes, allow_extra_data=False)
-    except zstandard.ZstdError as error:
-        raise CorruptionError("a compressed chunk cannot be read", found=str(error)) from error
-    if len(plain) != n_bytes:
-        raise CorruptionError("a compressed chunk has another size", expected=n_bytes, found=len(plain))
-    return plain
-
-
-def decode_into(codec: Codec, payload: memoryview, view: memoryview) -> None:
-    """Undo :func:`encode`, into a view of exactly the chunk's size.
-
-    Raises:
-        CorruptionError: the payload is not the encoding of so many bytes.
-    """
-    if codec is Codec.ZSTD:
-        _check_declared(payload, view.nbytes)
-        view[:] = _decompress(payload, view.nbytes)
-        return
-    n_pairs = view.nbytes // 2
-    length = _LENGTH.unpack_from(payload)[0] if payload.nbytes >= _LENGTH.size else payload.nbytes
-    low_at = _LENGTH.size + length
-    if low_at + n_pairs + view.nbytes % 2 != payload.nbytes:
-        raise CorruptionError("an encoded chunk has another size", expected=view.nbytes, found=payload.nbytes)
-    high = payload[_LENGTH.size : low_at]
-    _check_declared(high, n_pairs)
-    pairs = np.frombuffer(view, dtype=np.uint8, count=2 * n_pairs).reshape(-1, 2)
-    pairs[:, 1] = np.frombuffer(_decompress(high, n_pairs), dtype=np.uint8)
-    pairs[:, 0] = np.frombuffer(payload, dtype=np.uint8, count=n_pairs, offset=low_at)
-    if view.nbytes % 2:
-        view[-1:] = payload[-1:]
+    def _decompress(self, frame: memoryview, n_bytes: int) -> bytes:
+        _check_declared(frame, n_bytes)
+        try:
+            plain = self._decompressor.decompress(frame, max_output_size=n_bytes, allow_extra_data=False)
+        except zstandard.ZstdError as error:
+            raise CorruptionError("a compressed chunk cannot be read", found=str(error)) from error
+        if len(plain) != n_bytes:
+            raise CorruptionError("a compressed chunk has another size", expected=n_bytes, found=len(plain))
+        return plain
 
 
 def _check_declared(frame: memoryview, n_bytes: int) -> None:

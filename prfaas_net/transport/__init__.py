@@ -2,12 +2,14 @@
 
 from prfaas_net.transport.arena import Arena, ArenaBlock
 from prfaas_net.transport.buffers import put, reserve_buffer
+from prfaas_net.transport.gate import SenderGate
 from prfaas_net.transport.identity import Identity
 from prfaas_net.transport.incoming import Incoming
-from prfaas_net.transport.link import Outgoing, SenderLink
+from prfaas_net.transport.link import SenderLink
 from prfaas_net.transport.listener import KvListener
 from prfaas_net.transport.memory import MemoryLink, MemoryListener
 from prfaas_net.transport.options import LinkOptions
+from prfaas_net.transport.outgoing import Outgoing
 from prfaas_net.transport.pool import LinkPool
 from prfaas_net.transport.security import Security
 from prfaas_net.transport.stats import LinkStats, TransferProgress
@@ -26,6 +28,7 @@ __all__ = [
     "MemoryListener",
     "Outgoing",
     "Security",
+    "SenderGate",
     "SenderLink",
     "TlsFiles",
     "TransferProgress",

@@ -44,6 +44,7 @@ class SendingConnections:
         self.session = session
         self.peer = peer
         self.lanes: dict[int, SendLane] = {}
+        self.had_lanes = False
         self._work = work
         self._clock = clock
         self._options = options
@@ -62,6 +63,7 @@ class SendingConnections:
             wake=self.driver.wake, on_end=self._lane_ended,
         )  # fmt: skip
         self.lanes[number] = lane
+        self.had_lanes = True
         lane.start()
         self._share_budget()
 

@@ -88,7 +88,8 @@ class SessionDriver:
         self._woken = False
         with self.lock:
             now = self._clock.now()
-            output = self.session.take_output(now=now)
+            # Before the control connection is there, what is said waits for it.
+            output = [] if self._transport is None else self.session.take_output(now=now)
             events = self.session.take_events()
             deadline = self.session.next_deadline()
             over = self.session.error is not None

@@ -16,7 +16,7 @@ from prfaas_net.clock import Clock
 from prfaas_net.congestion.coding import CodingGovernor
 from prfaas_net.errors import CorruptionError, PrfaasError
 from prfaas_net.kv.chunks import checksum
-from prfaas_net.kv.codecs import Codec, decode_into, encode
+from prfaas_net.kv.codecs import Codec, Coder
 from prfaas_net.transport.streams import Stream
 from prfaas_net.units import MiB
 from prfaas_net.wire import HEADER_BYTES, Flags, Header, OutgoingTransfer, ReceivingSession, SendingSession, SendOrder
@@ -40,6 +40,7 @@ class Lane:
         self.number = number
         self.stream = stream
         self.n_bytes = 0
+        self._coder = Coder()
         self._on_end = on_end
         self._thread = threading.Thread(target=self._main, name=f"kv-lane-{number}", daemon=True)
 
@@ -124,7 +125,7 @@ class SendLane(Lane):
         wanted = Codec(order.transfer.codec)
         if wanted is not Codec.RAW and self._governor.wants(backlog=order.more):
             started = time.perf_counter()
-            encoded = memoryview(encode(wanted, view))
+            encoded = memoryview(self._coder.encode(wanted, view))
             self._governor.encoded(view.nbytes, encoded.nbytes, time.perf_counter() - started)
             if encoded.nbytes < view.nbytes:
                 codec, payload = wanted, encoded
@@ -209,7 +210,7 @@ class ReceiveLane(Lane):
         if not self.stream.receive_into(scratch):
             return False
         try:
-            decode_into(Codec(header.codec), scratch, view)
+            self._coder.decode_into(Codec(header.codec), scratch, view)
         except CorruptionError:
             pass  # what is in the view now has another checksum, and the chunk is asked for again
         return True

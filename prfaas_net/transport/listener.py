@@ -173,10 +173,15 @@ class KvListener:
 
         Args:
             lifetime_s: from now; when it has passed the transfer fails, whatever its state.
-            endpoints: where the sender should dial, in order of preference; the listener's address if not given.
+            endpoints: where the sender should dial, in order of preference; the listener's address if not given. Empty:
+                nowhere, since this side dials the sender's gate.
         """
         return self._inbox.reserve(
-            table, destinations, lifetime_s=lifetime_s, endpoints=endpoints or [self.address], manifest=manifest
+            table,
+            destinations,
+            lifetime_s=lifetime_s,
+            endpoints=[self.address] if endpoints is None else endpoints,
+            manifest=manifest,
         )
 
     # -- connections --------------------------------------------------------------------------------------------

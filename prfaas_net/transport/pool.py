@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Sequence
 
 from prfaas_net.errors import LinkError
+from prfaas_net.transport.gate import SenderGate
 from prfaas_net.transport.identity import Identity
 from prfaas_net.transport.link import SenderLink
+from prfaas_net.transport.link_base import LinkBase
 from prfaas_net.transport.options import LinkOptions
 from prfaas_net.transport.security import Security
 from prfaas_net.wire import Ticket, Timers
@@ -18,11 +20,22 @@ _Endpoints = tuple[tuple[str, int], ...]
 
 
 class LinkPool:
-    """Links of one sender."""
+    """Links of one sender.
+
+    Args:
+        gate: where receivers that cannot be dialled dial in; a ticket without endpoints is for one of those.
+    """
 
     def __init__(
-        self, *, identity: Identity, security: Security, options: LinkOptions, timers: Timers | None = None
+        self,
+        *,
+        identity: Identity,
+        security: Security,
+        options: LinkOptions,
+        timers: Timers | None = None,
+        gate: SenderGate | None = None,
     ) -> None:
+        self._gate = gate
         self._identity = identity
         self._security = security
         self._options = options
@@ -31,17 +44,19 @@ class LinkPool:
         self._dialling: dict[_Endpoints, asyncio.Task[SenderLink]] = {}
 
     @property
-    def links(self) -> tuple[SenderLink, ...]:
+    def links(self) -> tuple[LinkBase, ...]:
         """Links that are up."""
         return tuple(link for link in self._links.values() if link.alive)
 
-    async def get(self, ticket: Ticket) -> SenderLink:
+    async def get(self, ticket: Ticket) -> LinkBase:
         """A live link to whoever issued the ticket.
 
         Raises:
             LinkError: it cannot be reached, or has restarted since (its tickets are void).
             PrfaasError: it refused.
         """
+        if not ticket.endpoints and self._gate is not None:
+            return await self._gate.wait_for(ticket.boot_id, within_s=self._options.connect_timeout_s)
         link = self._links.get(ticket.endpoints)
         if link is None or not link.alive:
             link = await self._dial(ticket.endpoints)

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prfaas_net.errors import CorruptionError
-from prfaas_net.kv.codecs import Codec, codec_for_dtype, decode_into, encode
+from prfaas_net.kv.codecs import Codec, Coder, codec_for_dtype
 
+CODER = Coder()
 CODED = [Codec.ZSTD, Codec.BF16_PLANES]
 
 
@@ -23,23 +24,23 @@ def bfloat16(n: int) -> bytes:
 def test_every_byte_string_survives(codec: Codec, data: bytes) -> None:
     """Odd lengths and incompressible bytes included."""
     view = bytearray(len(data))
-    decode_into(codec, memoryview(encode(codec, memoryview(data))), memoryview(view))
+    CODER.decode_into(codec, memoryview(CODER.encode(codec, memoryview(data))), memoryview(view))
     assert view == data
 
 
 def test_planes_compress_bfloat16() -> None:
     """1.4 times smaller at least, where plain zstd does less."""
     data = bfloat16(1 << 18)
-    planes = len(encode(Codec.BF16_PLANES, memoryview(data)))
+    planes = len(CODER.encode(Codec.BF16_PLANES, memoryview(data)))
     assert planes < len(data) / 1.4
-    assert planes < len(encode(Codec.ZSTD, memoryview(data)))
+    assert planes < len(CODER.encode(Codec.ZSTD, memoryview(data)))
 
 
 @given(st.sampled_from(CODED), st.binary(max_size=400), st.integers(1, 500))
 def test_garbage_is_corruption_and_nothing_else(codec: Codec, payload: bytes, n_bytes: int) -> None:
     """Neither another error, nor memory for what a header promises."""
     try:
-        decode_into(codec, memoryview(payload), memoryview(bytearray(n_bytes)))
+        CODER.decode_into(codec, memoryview(payload), memoryview(bytearray(n_bytes)))
     except CorruptionError:
         pass
 
@@ -47,9 +48,9 @@ def test_garbage_is_corruption_and_nothing_else(codec: Codec, payload: bytes, n_
 @pytest.mark.parametrize("codec", CODED)
 def test_a_frame_that_promises_too_much_is_refused(codec: Codec) -> None:
     """A sound encoding of another size is not decoded into this chunk."""
-    payload = memoryview(encode(codec, memoryview(bytes(1 << 20))))
+    payload = memoryview(CODER.encode(codec, memoryview(bytes(1 << 20))))
     with pytest.raises(CorruptionError):
-        decode_into(codec, payload, memoryview(bytearray(100)))
+        CODER.decode_into(codec, payload, memoryview(bytearray(100)))
 
 
 def test_codecs_by_dtype() -> None:
