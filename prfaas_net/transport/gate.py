@@ -1,0 +1,156 @@
+"""Where receivers dial in: for a sender that cannot dial them, behind a NAT, a proxy or a firewall.
+
+The data flows against the direction of the dialling; everything else is the same. A receiver that dialled once comes
+back by itself when the link dies, and the sender's transfers wait for it within ``options.resume_window_s``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from prfaas_net.clock import Clock, SystemClock
+from prfaas_net.errors import IncompatibleError, LinkError, PrfaasError
+from prfaas_net.transport.accepting import Accepting
+from prfaas_net.transport.connections import SendingConnections
+from prfaas_net.transport.identity import Identity
+from prfaas_net.transport.link_base import LinkBase
+from prfaas_net.transport.options import LinkOptions
+from prfaas_net.transport.security import Security
+from prfaas_net.transport.streams import Stream
+from prfaas_net.wire import MAX_LANES, Hello, PeerIdentity, Timers
+
+__all__ = ["AcceptedLink", "SenderGate"]
+
+
+class AcceptedLink(LinkBase):
+    """A link that its receiver dialled, and dials again when it has died."""
+
+    def __init__(self, *, options: LinkOptions, timers: Timers, clock: Clock) -> None:
+        super().__init__(options=options, timers=timers, clock=clock)
+        self._came_back = asyncio.Event()
+
+    def begin(self, peer: PeerIdentity) -> SendingConnections:
+        """A session of the same receiver; the first one, or the one after the last died."""
+        made = self._make_connections(peer)
+        if not hasattr(self, "_now"):
+            self._now = made
+            self._tasks = [asyncio.create_task(self._keep()), asyncio.create_task(self._sample())]
+        else:
+            self._next = made
+            self._came_back.set()
+        return made
+
+    async def _keep(self) -> None:
+        """Hand the orphans of a dead session to the next one, if it comes in time."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            old = self._now
+            if old.session.error is None:
+                # A session that has just begun has no data connections yet.
+                if old.had_lanes and not old.lanes:
+                    old.lost_every_lane(None)
+                continue
+            try:
+                async with asyncio.timeout(self.options.resume_window_s):
+                    await self._wait_for_next(old)
+            except TimeoutError:
+                self._give_up(old, old.session.error)
+
+    async def _wait_for_next(self, old: SendingConnections) -> None:
+        while True:
+            await self._came_back.wait()
+            self._came_back.clear()
+            if self._adopt(old, self._next):
+                return
+
+
+class SenderGate:
+    """Accepts receivers; each becomes a link."""
+
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        security: Security | None = None,
+        options: LinkOptions | None = None,
+        timers: Timers | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._options = options or LinkOptions()
+        self._timers = timers or Timers()
+        self._clock = clock or SystemClock()
+        self._links: dict[str, AcceptedLink] = {}
+        self._sessions: dict[str, SendingConnections] = {}
+        self._arrived = asyncio.Event()
+        self._accepting = Accepting(
+            identity, security or Security(), self._options, role="receiver", on_ready=self._join
+        )
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it listens."""
+        return self._accepting.address
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen.
+
+        Raises:
+            ConfigError: the address is taken or not ours, or is open to others without authentication.
+        """
+        await self._accepting.start(host, port)
+
+    async def close(self) -> None:
+        """Stop listening and end every link."""
+        await self._accepting.close()
+        await asyncio.gather(*(link.close() for link in self._links.values()))
+        self._links.clear()
+
+    def link(self, boot_id: str) -> AcceptedLink | None:
+        """The link that a receiver of this boot has dialled, if it is up."""
+        link = self._links.get(boot_id)
+        return link if link is not None and link.alive else None
+
+    async def wait_for(self, boot_id: str, *, within_s: float) -> AcceptedLink:
+        """The same, waiting for the receiver to dial.
+
+        Raises:
+            LinkError: it did not in time.
+        """
+        try:
+            async with asyncio.timeout(within_s):
+                while (link := self.link(boot_id)) is None:
+                    self._arrived.clear()
+                    await self._arrived.wait()
+                return link
+        except TimeoutError as error:
+            raise LinkError(
+                "the receiver has not dialled", found=f"waited {within_s:g} s", do="point its kv.dial at this gate"
+            ) from error
+
+    async def _join(self, hello: Hello, stream: Stream) -> None:
+        if hello.lane == 0:
+            await self._begin(hello, stream)
+            return
+        made = self._sessions.get(hello.session)
+        if made is None or hello.lane in made.lanes or len(made.lanes) >= MAX_LANES:
+            raise LinkError("a data connection without its session, or one too many", found=f"lane {hello.lane}")
+        made.add_lane(hello.lane, stream)
+        self._arrived.set()
+
+    async def _begin(self, hello: Hello, stream: Stream) -> None:
+        if hello.session in self._sessions:
+            raise IncompatibleError("the session has a control connection already")
+        link = self._links.get(hello.boot_id)
+        if link is None:
+            link = AcceptedLink(options=self._options, timers=self._timers, clock=self._clock)
+            self._links[hello.boot_id] = link
+        peer = PeerIdentity(hello.node, hello.boot_id, frozenset(hello.features))
+        made = link.begin(peer)
+        self._sessions = {name: known for name, known in self._sessions.items() if known.session.error is None}
+        self._sessions[hello.session] = made
+        try:
+            await made.attach(stream)
+        except PrfaasError:
+            made.end_lanes()
+            raise
