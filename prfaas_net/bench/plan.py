@@ -13,11 +13,16 @@ __all__ = ["FULL", "QUICK", "Path", "Plan", "parse_path"]
 
 @dataclass(frozen=True)
 class Path:
-    """An emulated path."""
+    """An emulated path.
+
+    Attributes:
+        ends: what is tried on it: connections, and whether the kernel's buffers are raised to fit (or are the host's).
+    """
 
     rate_bps: int
     rtt_s: float
     loss: float
+    ends: tuple[tuple[int, bool], ...] = ((4, True),)
 
     @property
     def bdp_bytes(self) -> int:
@@ -33,7 +38,6 @@ class Plan:
         cases: on loopback, each beside iperf3.
         run_bytes: of one loopback run.
         paths: emulated paths; ``path_s``: how long a transfer over one takes at its rate.
-        ends: of a path: connections, and whether the kernel's buffers are raised to fit it (or are the host's).
         exposures: of each path: seconds of prefill, and KVCache as a share of what the path carries meanwhile.
     """
 
@@ -43,7 +47,6 @@ class Plan:
     lateness_runs: int
     first_byte_runs: int
     paths: tuple[Path, ...]
-    ends: tuple[tuple[int, bool], ...]
     path_rounds: int
     path_s: float
     exposures: tuple[tuple[float, float], ...]
@@ -53,7 +56,7 @@ class Plan:
 
     def with_path(self, path: Path) -> Plan:
         """The same over another path."""
-        return replace(self, paths=(path,))
+        return replace(self, paths=(replace(path, ends=self.paths[0].ends),))
 
 
 def _cases(connections: tuple[int, ...], chunk_bytes: tuple[int, ...], tls: tuple[int, ...]) -> tuple[Case, ...]:
@@ -70,7 +73,6 @@ QUICK = Plan(
     lateness_runs=3,
     first_byte_runs=200,
     paths=(Path(10**9, 0.08, 0.001),),
-    ends=((4, True),),
     path_rounds=1,
     path_s=3.0,
     exposures=((2.0, 1.5),),
@@ -84,10 +86,12 @@ FULL = Plan(
     run_bytes=2 * GiB,
     lateness_runs=5,
     first_byte_runs=1000,
-    paths=(Path(10**9, 0.08, 0.001), Path(2 * 10**8, 0.04, 0.0)),
-    ends=((1, False), (4, False), (1, True), (4, True)),
+    paths=(
+        Path(10**9, 0.08, 0.001, ends=((4, False), (1, True), (4, True))),
+        Path(2 * 10**8, 0.04, 0.0, ends=((4, False),)),
+    ),
     path_rounds=3,
-    path_s=4.0,
+    path_s=3.0,
     exposures=((2.0, 0.8), (2.0, 1.5)),
     peer_rounds=5,
     peer_bytes=2 * GiB,

@@ -33,9 +33,15 @@ def installed(python: str) -> list[str]:
 
 
 def measure(
-    name: str, python: str, total_bytes: int, *, place: Place | None = None, here: str = "127.0.0.1", runs: int = 1
+    name: str,
+    python: str,
+    total_bytes: int,
+    *,
+    place: Place | None = None,
+    here: str = "127.0.0.1",
+    warm_bytes: int = 0,
 ) -> Sample:
-    """A peer's last run of so many on the same connections.
+    """One run of a peer, after so many bytes on the same connections that do not count.
 
     Raises:
         PrfaasError: it failed, does not answer, or delivered something else.
@@ -53,11 +59,11 @@ def measure(
         receiver.tell("join", offer=offer)
         sender.ask("join", offer=offer, timeout_s=START_S)
         receiver.answer(timeout_s=START_S)
-        for _ in range(runs):
-            receiver.ask("receive", n_bytes=total_bytes, timeout_s=START_S)
-            sent = sender.ask("send", n_bytes=total_bytes, timeout_s=RUN_S)
+        for n_bytes in filter(None, (warm_bytes, total_bytes)):
+            receiver.ask("receive", n_bytes=n_bytes, timeout_s=START_S)
+            sent = sender.ask("send", n_bytes=n_bytes, timeout_s=RUN_S)
             receiver.answer(timeout_s=RUN_S)
-            landed = receiver.ask("landed", n_bytes=total_bytes, timeout_s=START_S)
+            landed = receiver.ask("landed", n_bytes=n_bytes, timeout_s=START_S)
             if landed["digest"] != sent["digest"]:
                 raise CorruptionError(f"{name} delivered something else")
     gib = total_bytes / GiB

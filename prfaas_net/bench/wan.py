@@ -58,13 +58,15 @@ def wan(
     goodput, exposed = [], []
     for path in plan.paths:
         try:
-            for raised in sorted({raised for _, raised in plan.ends}):
+            places = sorted({raised for _, raised in path.ends})
+            for raised in places:
                 with emulate(path, buffer_bytes=BUFFERS * path.bdp_bytes if raised else None) as place:
                     rows = _goodput(place, path, plan, raised, progress)
-                    if peer_python is not None and raised and path is plan.paths[0]:
+                    last = raised == places[-1]
+                    if last and peer_python is not None and path is plan.paths[0]:
                         rows[-1]["peers"] |= _peers(place, path, plan, peer_python, progress)
                     goodput += rows
-                    exposed += _exposed(place, path, plan, progress) if raised else []
+                    exposed += _exposed(place, path, plan, progress) if last else []
         except PrfaasError as error:
             notes.append(f"path of {_mbps(path)}, {path.rtt_s * 1e3:g} ms: {error.line()}")
     return goodput, exposed
@@ -104,7 +106,7 @@ class _End:
 def _goodput(place: Place, path: Path, plan: Plan, raised: bool, progress: Progress) -> list[dict[str, Any]]:
     """A first transfer on a fresh link, a second one on the warm link, iperf3 in its steady state."""
     total, control = _whole_mib(path, plan.path_s), _congestion_control()
-    ends = [_End(n) for n, wants_raised in plan.ends if wants_raised is raised]
+    ends = [_End(n) for n, wants_raised in path.ends if wants_raised is raised]
     for number in range(plan.path_rounds):
         for end in ends:
             progress(f"path of {_mbps(path)}, round {number + 1} of {plan.path_rounds}, {end.connections} connections")
@@ -124,13 +126,16 @@ def _goodput(place: Place, path: Path, plan: Plan, raised: bool, progress: Progr
 
 
 def _peers(place: Place, path: Path, plan: Plan, python: str, progress: Progress) -> dict[str, float | None]:
-    """Each peer once, its second transfer; None if it failed."""
-    total = _whole_mib(path, plan.path_s) // PEER_PIECE_BYTES * PEER_PIECE_BYTES
+    """Each peer once, after a smaller transfer that warms it; None if it failed."""
+    total, warm = (
+        max(1, _whole_mib(path, seconds) // PEER_PIECE_BYTES) * PEER_PIECE_BYTES
+        for seconds in (plan.path_s, plan.path_s / 4)
+    )
     shares: dict[str, float | None] = {}
     for name in rivals.installed(python):
         progress(f"path of {_mbps(path)}, peer {name}")
         try:
-            sample = rivals.measure(name, python, total, place=place, here=SENDER, runs=2)
+            sample = rivals.measure(name, python, total, place=place, here=SENDER, warm_bytes=warm)
             shares[name] = round(sample.goodput_bps / path.rate_bps, 3)
         except PrfaasError:
             shares[name] = None

@@ -23,7 +23,7 @@ from prfaas_net.units import MiB
 
 TINY = Plan(
     cases=(Case(1, MiB, True), Case(1, MiB, False), Case(2, MiB, True, tls=True)),
-    rounds=1, run_bytes=64 * MiB, lateness_runs=1, first_byte_runs=5, paths=(), ends=(), path_rounds=1, path_s=1.0,
+    rounds=1, run_bytes=64 * MiB, lateness_runs=1, first_byte_runs=5, paths=(), path_rounds=1, path_s=1.0,
     exposures=(), peer_rounds=1, peer_bytes=MiB, peers_on_paths=False,
 )  # fmt: skip
 ROW_KEYS = {
