@@ -71,7 +71,7 @@ class SessionDriver:
         self._stream = stream
         transport, _ = await self.loop.create_connection(lambda: _Control(self), sock=stream.sock)
         self._transport = transport
-        self.pump()
+        self._control_bytes(b"")  # what TLS holds already: it came with the last record of the handshake
 
     def wake(self) -> None:
         """Have the loop pump soon; from any thread. Cheap when it was woken already."""

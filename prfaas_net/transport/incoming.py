@@ -38,8 +38,8 @@ class Writers(Protocol):
         """The session has something to say."""
         ...
 
-    def shut_lanes(self, numbers: set[int]) -> None:
-        """End these connections of any session."""
+    def shut_lanes(self, session: ReceivingSession, numbers: set[int]) -> None:
+        """End these connections of a session."""
         ...
 
 
@@ -189,7 +189,7 @@ class Inbox:
         give_up_at = self._clock.now() + FENCE_S
         while transfer.landing:
             if self._clock.now() >= give_up_at:
-                self._writers.shut_lanes(set(transfer.landing.values()))
+                self._writers.shut_lanes(transfer.last_owner, set(transfer.landing.values()))
             await asyncio.sleep(0.002)
 
     async def abort_all(self) -> None:

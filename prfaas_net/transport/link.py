@@ -101,17 +101,25 @@ class SenderLink(LinkBase):
         for endpoint in self.endpoints:
             try:
                 return await self._dial_endpoint(endpoint)
-            except LinkError as caught:
+            except PrfaasError as caught:
                 error = caught
         raise error
 
     async def _dial_endpoint(self, endpoint: Endpoint) -> SendingConnections:
         self._session_id = secrets.token_hex(16)
         control, peer = await dial(endpoint, self._hello(0), self._security, self.options)
-        numbers = range(self._last_lane + 1, self._last_lane + 1 + self.wanted_connections)
-        dialled = await asyncio.gather(
-            *(dial(endpoint, self._hello(n), self._security, self.options) for n in numbers), return_exceptions=True
-        )
+        numbers = range(1, 1 + self.wanted_connections)
+        dials = [
+            asyncio.ensure_future(dial(endpoint, self._hello(n), self._security, self.options)) for n in numbers
+        ]
+        try:
+            dialled = await asyncio.gather(*dials, return_exceptions=True)
+        except asyncio.CancelledError:
+            control.sock.close()
+            for done in await asyncio.gather(*dials, return_exceptions=True):
+                if isinstance(done, tuple):
+                    done[0].sock.close()
+            raise
         streams = [result[0] for result in dialled if isinstance(result, tuple)]
         failures = [result for result in dialled if isinstance(result, BaseException)]
         if failures:

@@ -271,9 +271,9 @@ class KvListener:
             if peer.session is session:
                 peer.driver.pump()
 
-    def shut_lanes(self, numbers: set[int]) -> None:
+    def shut_lanes(self, session: ReceivingSession, numbers: set[int]) -> None:
         for peer in self._peers.values():
-            for number in numbers & peer.lanes.keys():
+            for number in numbers & peer.lanes.keys() if peer.session is session else ():
                 peer.lanes[number].shutdown()
 
     def _event(self, peer: _Peer, event: Event) -> None:

@@ -84,7 +84,7 @@ class MemoryListener:
             if link.receiver is session:
                 link.wake()
 
-    def shut_lanes(self, numbers: set[int]) -> None:
+    def shut_lanes(self, session: ReceivingSession, numbers: set[int]) -> None:
         """Copies on the loop are never half done between two awaits."""
 
 

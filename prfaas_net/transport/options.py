@@ -13,6 +13,11 @@ __all__ = ["LinkOptions", "pace", "tune"]
 # Not exported by Python 3.11's socket module; values of linux/include/uapi.
 TCP_NOTSENT_LOWAT = 25
 SO_MAX_PACING_RATE = 47
+# Data connections may be idle for hours. Probing keeps them in the tables of NATs and firewalls, and finds out within
+# a minute which of them are dead.
+KEEPALIVE_IDLE_S = 30
+KEEPALIVE_EVERY_S = 10
+KEEPALIVE_PROBES = 3
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,10 @@ def tune(sock: socket.socket, options: LinkOptions, *, data: bool) -> None:
         ConfigError: the host does not know the congestion control, or may not use it.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_EVERY_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
     if options.dscp:
         if sock.family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_TCLASS, options.dscp << 2)

@@ -53,6 +53,8 @@ class IncomingTransfer:
         self.discarded_chunks = 0
         # The session that presented the ticket; a second one may not present it at the same time.
         self.owner: Any = None
+        # Whose connections may still write into the destinations after it has ended.
+        self.last_owner: Any = None
         # After a lost link: how long the sender may take to come back, and what happened.
         self.wait_until: float | None = None
         self.link_error: PrfaasError | None = None

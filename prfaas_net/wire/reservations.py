@@ -115,6 +115,6 @@ class Reservations:
             holder.give_up(transfer)
         if transfer.landing:
             raise BusyError("an old connection still writes into the transfer", transfer=ticket.transfer_id)
-        transfer.owner = owner
+        transfer.owner = transfer.last_owner = owner
         transfer.wait_until = None
         return transfer
