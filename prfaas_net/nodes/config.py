@@ -37,6 +37,8 @@ class KvSection(Section):
         listen: where a decode node takes KVCache; port 0 picks one.
         advertise: what tickets name instead, by the cluster of the sender (``"*"``: any); for NAT, proxies and
             links that must be crossed at a certain place.
+        gate: where a prefill node lets decode nodes dial in that it cannot dial itself.
+        dial: the other end of that: gates that a decode node dials, by the cluster of the sender.
         arena: host memory for KVCache: landing on a decode node, being made on a prefill node.
         shared_key: authenticates senders and receivers to each other; at least 16 characters.
         tls: certificates, for authentication and secrecy.
@@ -49,6 +51,8 @@ class KvSection(Section):
 
     listen: Address = ("127.0.0.1", 0)
     advertise: dict[str, Address] = Field(default_factory=dict)
+    gate: Address | None = None
+    dial: dict[str, tuple[Address, ...]] = Field(default_factory=dict)
     arena: Bytes = Field(256 * MiB, gt=0)
     shared_key: SecretStr | None = Field(None, min_length=16)
     tls: TlsSection | None = None

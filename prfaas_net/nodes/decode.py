@@ -70,6 +70,9 @@ class DecodeNode:
         """Open the KV port and the control port."""
         self._loop.start()
         await self.listener.start(*self.config.kv.listen)
+        for gates in self.config.kv.dial.values():
+            for gate in gates:
+                self.listener.keep_dialling(gate)
         await self.control.start(*self.config.listen)
 
     async def close(self) -> None:
@@ -109,6 +112,8 @@ class DecodeNode:
             )
 
     def _endpoints(self, source_cluster: str) -> Sequence[tuple[str, int]]:
+        if source_cluster in self.config.kv.dial:
+            return []  # the link is dialled from here
         advertise = self.config.kv.advertise
         return [advertise.get(source_cluster) or advertise.get("*") or self.listener.address]
 

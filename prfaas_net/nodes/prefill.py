@@ -13,14 +13,15 @@ from aiohttp import web
 
 from prfaas_net.aio import see_through
 from prfaas_net.errors import CancelledByPeer, IncompatibleError, InternalError, InvalidRequest
-from prfaas_net.kv import Manifest, RegionMap
+from prfaas_net.kv import KvKind, Manifest, RegionMap
+from prfaas_net.kv.codecs import Codec, codec_for_dtype
 from prfaas_net.metrics import Metrics
 from prfaas_net.nodes.config import NodeConfig
 from prfaas_net.nodes.engine_api import Engine, PrefillResult
+from prfaas_net.nodes.link_metrics import LinkCollector
 from prfaas_net.nodes.messages import NodeInfo, PrefillCall, TransferReport
 from prfaas_net.nodes.server import ControlServer, Emit, parse_call
-from prfaas_net.transport import Arena, Identity, Outgoing
-from prfaas_net.transport.pool import LinkPool
+from prfaas_net.transport import Arena, Identity, LinkPool, Outgoing, SenderGate
 from prfaas_net.wire import SenderStats, Ticket
 
 __all__ = ["PrefillNode"]
@@ -76,10 +77,15 @@ class PrefillNode:
         self.identity = Identity(config.node_id)
         self.metrics = Metrics()
         self.arena = Arena(config.kv.arena)
-        self.links = LinkPool(identity=self.identity, security=config.kv.security(), options=config.kv.options())
+        security, options = config.kv.security(), config.kv.options()
+        self.gate = SenderGate(identity=self.identity, security=security, options=options)
+        self.links = LinkPool(identity=self.identity, security=security, options=options, gate=self.gate)
+        self.metrics.registry.register(LinkCollector(lambda: [link.stats() for link in self.links.links]))
         key = config.node_key.get_secret_value() if config.node_key else None
         self.control = ControlServer(self.info, self.metrics, node_key=key)
         self.control.app.router.add_post("/v1/prefill", self._prefill)
+        full = [t.dtype for la in engine.layout.layers if la.kind is KvKind.FULL for t in la.tensors]
+        self._codec = codec_for_dtype(full[0]) if full else Codec.RAW
         self._slot = asyncio.Semaphore(1)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="prefill")
         self._waiting = self.metrics.gauge("prefill_queue_requests", "Prompts waiting for the engine")
@@ -103,13 +109,16 @@ class PrefillNode:
         )
 
     async def start(self) -> None:
-        """Open the control port."""
+        """Open the control port, and the gate if there is to be one."""
+        if self.config.kv.gate is not None:
+            await self.gate.start(*self.config.kv.gate)
         await self.control.start(*self.config.listen)
 
     async def close(self) -> None:
         """Stop; whatever runs is aborted at its receiver."""
         await self.control.close()
         await self.links.close()
+        await self.gate.close()
         await asyncio.to_thread(self._pool.shutdown)
 
     async def _prefill(self, request: web.Request) -> web.StreamResponse:
@@ -151,7 +160,7 @@ class PrefillNode:
             regions = RegionMap(self.engine.layout, manifest.stop_token)
             block = self.arena.reserve(regions.total_bytes)
             views = manifest.views(regions, block.view)
-            outgoing = link.open(ticket, manifest.table, views, lifetime_s=call.deadline_s)
+            outgoing = link.open(ticket, manifest.table, views, lifetime_s=call.deadline_s, codec=self._codec)
             started = time.monotonic()
             result = await self._compute(call, manifest, regions, block.view, outgoing, emit)
             prefill_s = time.monotonic() - started

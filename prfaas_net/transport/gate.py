@@ -106,6 +106,11 @@ class SenderGate:
         await asyncio.gather(*(link.close() for link in self._links.values()))
         self._links.clear()
 
+    @property
+    def links(self) -> tuple[AcceptedLink, ...]:
+        """Links that are up."""
+        return tuple(link for link in self._links.values() if link.alive)
+
     def link(self, boot_id: str) -> AcceptedLink | None:
         """The link that a receiver of this boot has dialled, if it is up."""
         link = self._links.get(boot_id)
@@ -138,9 +143,17 @@ class SenderGate:
         made.add_lane(hello.lane, stream)
         self._arrived.set()
 
+    async def _forget_dead(self, comes_back: str) -> None:
+        """Receivers that have restarted never come back under the boot id that they had."""
+        for boot_id, link in tuple(self._links.items()):
+            if boot_id != comes_back and not link.alive and not link.progress():
+                del self._links[boot_id]
+                await link.close()
+
     async def _begin(self, hello: Hello, stream: Stream) -> None:
         if hello.session in self._sessions:
             raise IncompatibleError("the session has a control connection already")
+        await self._forget_dead(hello.boot_id)
         link = self._links.get(hello.boot_id)
         if link is None:
             link = AcceptedLink(options=self._options, timers=self._timers, clock=self._clock)

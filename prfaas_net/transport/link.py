@@ -109,9 +109,7 @@ class SenderLink(LinkBase):
         self._session_id = secrets.token_hex(16)
         control, peer = await dial(endpoint, self._hello(0), self._security, self.options)
         numbers = range(1, 1 + self.wanted_connections)
-        dials = [
-            asyncio.ensure_future(dial(endpoint, self._hello(n), self._security, self.options)) for n in numbers
-        ]
+        dials = [asyncio.ensure_future(dial(endpoint, self._hello(n), self._security, self.options)) for n in numbers]
         try:
             dialled = await asyncio.gather(*dials, return_exceptions=True)
         except asyncio.CancelledError:

@@ -133,6 +133,12 @@ class KvListener:
         lost = await self._dial_session(endpoint)
         self._tasks.append(asyncio.create_task(self._keep_dialled(endpoint, lost)))
 
+    def keep_dialling(self, endpoint: tuple[str, int]) -> None:
+        """The same without waiting for the first attempt: the sender may come up later."""
+        over = asyncio.Event()
+        over.set()
+        self._tasks.append(asyncio.create_task(self._keep_dialled(endpoint, over)))
+
     # -- for the user -------------------------------------------------------------------------------------------
 
     @property

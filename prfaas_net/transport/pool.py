@@ -46,7 +46,8 @@ class LinkPool:
     @property
     def links(self) -> tuple[LinkBase, ...]:
         """Links that are up."""
-        return tuple(link for link in self._links.values() if link.alive)
+        dialled = tuple(link for link in self._links.values() if link.alive)
+        return dialled if self._gate is None else (*dialled, *self._gate.links)
 
     async def get(self, ticket: Ticket) -> LinkBase:
         """A live link to whoever issued the ticket.

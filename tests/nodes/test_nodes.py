@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from prfaas_net.errors import ConfigError, PrfaasError
 from prfaas_net.nodes.config import NodeConfig
 from prfaas_net.nodes.decode import DecodeNode
 from prfaas_net.nodes.engine_api import Sampling
-from tests.faults.proxy import fault_proxy
+from tests.faults.proxy import FaultProxy, fault_proxy
 from tests.nodes.conftest import Event, Hand, Nodes
 from tests.nodes.hash_engine import HashEngine
 
@@ -152,20 +153,36 @@ async def test_a_link_that_stays_dead_fails_the_request_and_the_next_one_dials_a
     """The path is gone for good: LinkError on both sides when the window has passed; the node recovers by itself."""
     window = {"kv": {"resume_window": "300ms", "arena": "8MiB"}}
     async with nodes(HashEngine(chunk_seconds=0.05), prefill=window, decode=window) as hand:
-        async with fault_proxy(hand.decode_node.listener.address) as proxy:
-            hand.decode_node.config.kv.advertise["prfaas"] = proxy.address
-            async with hand.decode(len(PROMPT)) as decode:
-                ticket = (await decode.next())["ticket"]
-                async with hand.prefill(PROMPT, ticket) as prefill:
-                    await prefill.until("progress")
-                    await proxy.close()
-                    async with asyncio.timeout(2):
-                        events = [await prefill.until("done"), await decode.until("finish")]
-            assert [event["error"]["error"] for event in events] == ["LinkError", "LinkError"]
-            await hand.settled()
-            del hand.decode_node.config.kv.advertise["prfaas"]
-            decoded, _ = await run(hand, PROMPT)
-            assert tokens(decoded) == HashEngine().generate(PROMPT, SAMPLING)
+        proxy = FaultProxy(hand.decode_node.listener.address)
+        await proxy.start()
+        hand.decode_node.config.kv.advertise["prfaas"] = proxy.address
+        async with hand.decode(len(PROMPT)) as decode:
+            ticket = (await decode.next())["ticket"]
+            async with hand.prefill(PROMPT, ticket) as prefill:
+                await prefill.until("progress")
+                await proxy.close()
+                async with asyncio.timeout(2):
+                    events = [await prefill.until("done"), await decode.until("finish")]
+        assert [event["error"]["error"] for event in events] == ["LinkError", "LinkError"]
+        await hand.settled()
+        del hand.decode_node.config.kv.advertise["prfaas"]
+        decoded, _ = await run(hand, PROMPT)
+        assert tokens(decoded) == HashEngine().generate(PROMPT, SAMPLING)
+
+
+async def test_a_decode_node_behind_a_nat_dials_the_sender(nodes: Nodes) -> None:
+    """The prefill node cannot dial; the decode node dials its gate, and the KVCache flows the other way."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        gate = "{}:{}".format(*free.getsockname())
+    decode: Event = {"kv": {"arena": "8MiB", "dial": {"prfaas": [gate]}}}
+    async with nodes(prefill={"kv": {"arena": "8MiB", "gate": gate}}, decode=decode) as hand:
+        decoded, prefilled = await run(hand, PROMPT)
+        assert prefilled[-1]["event"] == "done"
+        assert tokens(decoded) == HashEngine().generate(PROMPT, SAMPLING)
+        base = "http://{}:{}".format(*hand.prefill_node.control.address)
+        async with hand.session.get(base + "/metrics") as response:
+            assert 'prfaas_link_acked_bytes_total{peer="d0"}' in await response.text()
+        await hand.settled()
 
 
 async def test_a_decode_node_that_restarts_makes_old_tickets_void(nodes: Nodes) -> None:
