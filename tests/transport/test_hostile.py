@@ -327,6 +327,21 @@ async def test_a_checksum_that_is_always_wrong(listener: KvListener, honest: End
     await incoming.abort()
 
 
+async def test_a_chunk_that_never_ends(listener: KvListener, honest: Ends, rogue: Rogue) -> None:
+    """A sender that stalls inside a chunk is shut out when the memory is wanted back; connections of the same number
+    that belong to others are not."""
+    incoming = listener.reserve(SMALL, _memory(), lifetime_s=5)
+    control = await rogue.opened(incoming.ticket)
+    await read_one(control, FrameType.OPENED)
+    lane = await rogue.join(lane=1)
+    await lane.send(Header(FrameType.DATA, 0, 1, 1_000, 0, 0, 0).pack() + b"x" * 10)
+    await until(lambda: incoming.transfer.landing)
+    async with asyncio.timeout(3):
+        await incoming.abort()
+    assert not incoming.transfer.landing
+    assert await read_all(lane) == []
+
+
 async def test_more_lanes_than_a_session_may_have(listener: KvListener, honest: Ends, rogue: Rogue) -> None:
     """The 65th data connection of a session is closed, and the other 64 stay."""
     await rogue.join()
