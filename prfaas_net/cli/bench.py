@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import Annotated
 
@@ -40,6 +41,8 @@ def transport(
     plan = QUICK if quick else FULL
     if link is not None:
         plan = plan.with_path(parse_path(link))
+    # What the bench has made outside of itself goes away with it, whoever ends it.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = Console(stderr=True)
     with console.status("starting ...") as status:
 
