@@ -64,7 +64,9 @@ class Ticket:
                 raise ProtocolError(f"bad ticket: {name}", expected=kind, found=repr(body.get(name))[:80])
         try:
             endpoints = tuple((str(host), int(port)) for host, port in body["endpoints"])
-        except (TypeError, ValueError) as error:
+            if not all(0 <= port <= 0xFFFF for _, port in endpoints):
+                raise ValueError("a port is out of range")
+        except (TypeError, ValueError, OverflowError) as error:
             raise ProtocolError("bad ticket: endpoints", expected="[[host, port], ...]") from error
         return cls(**{**{name: body[name] for name in kinds}, "endpoints": endpoints})
 
