@@ -65,6 +65,7 @@ class FaultProxy:
         piece_bytes: forward in pieces of so many bytes, each its own segment; None leaves them as they come.
         rate_bytes_per_s: bandwidth of each direction of each connection; None is unlimited.
         close_after_s: how long after one side's end the other is told.
+        stall_new: connections that come from now on are black holes.
         record_bytes: how many upstream bytes of each connection to keep in ``Wire.seen``.
     """
 
@@ -75,6 +76,7 @@ class FaultProxy:
         self.piece_bytes: int | None = None
         self.rate_bytes_per_s: int | None = None
         self.close_after_s = 0.0
+        self.stall_new = False
         self.record_bytes = 0
         self.accepted = 0
         self._flows = asyncio.Event()
@@ -133,6 +135,8 @@ class FaultProxy:
         for writer in (near, far):
             writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         wire = Wire(self.accepted, near, far)
+        if self.stall_new:
+            wire.stall()
         self.accepted += 1
         self.wires.append(wire)
         try:
@@ -197,8 +201,9 @@ class FaultProxy:
 
     async def close(self) -> None:
         """Refuse new connections and cut the open ones."""
-        asyncio.get_running_loop().remove_reader(self._listening)
-        self._listening.close()
+        if self._listening.fileno() >= 0:  # not closed before
+            asyncio.get_running_loop().remove_reader(self._listening)
+            self._listening.close()
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

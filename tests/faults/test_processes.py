@@ -52,7 +52,7 @@ async def test_two_processes_deliver(listener: KvListener) -> None:
 
 
 @pytest.mark.parametrize("ready", [0, 20], ids=["idle", "mid-transfer"])
-async def test_a_paused_receiver_is_noticed_within_the_timers(ready: int) -> None:
+async def test_field_05_a_paused_receiver_is_noticed_within_the_timers(ready: int) -> None:
     """SIGSTOP: its kernel still acknowledges, its sockets stay open; the sender has a typed error all the same."""
     async with child("receiver_process", RECEIVER) as receiver:
         link, outgoing = await send_to(receiver, ready=ready)
@@ -68,7 +68,7 @@ async def test_a_paused_receiver_is_noticed_within_the_timers(ready: int) -> Non
 
 
 @pytest.mark.parametrize("window_s", [0.0, 1.0], ids=["no-window", "resuming"])
-async def test_a_killed_receiver_fails_the_sender_in_time(window_s: float) -> None:
+async def test_field_06_a_killed_receiver_fails_the_sender_in_time(window_s: float) -> None:
     """kill -9 in mid-transfer: LinkError within 2 s, or within the window where the sender may try to come back."""
     async with child("receiver_process", RECEIVER) as receiver:
         link, outgoing = await send_to(receiver, window_s=window_s, ready=20)
@@ -82,7 +82,7 @@ async def test_a_killed_receiver_fails_the_sender_in_time(window_s: float) -> No
         await link.close()
 
 
-async def test_a_receiver_that_restarts_voids_its_tickets() -> None:
+async def test_field_07_a_receiver_that_restarts_voids_its_tickets() -> None:
     """Killed and started anew on the same port: the sender finds another boot id there, and says so."""
     async with child("receiver_process", RECEIVER) as receiver:
         link, outgoing = await send_to(receiver, window_s=8.0, ready=20)
