@@ -23,6 +23,7 @@ from prfaas_net.wire import (
     TicketSigner,
     TransferOpened,
 )
+from prfaas_net.wire.states import Rx
 
 __all__ = ["Inbox", "Incoming", "Writers"]
 
@@ -179,7 +180,12 @@ class Inbox:
                 self.reservations.fail(transfer, error)
             ended = transfer.error
         self._incoming.pop(transfer, None)
-        incoming.fail(ended or error)
+        if transfer.state is Rx.COMPLETE:  # its sender has been told; the events may still be on their way here
+            incoming.tell(TransferOpened(transfer))
+            incoming.tell(SealArrived(transfer))
+            incoming.tell(Completed(transfer))
+        else:
+            incoming.fail(ended or error)
         if isinstance(owner, ReceivingSession):
             self._writers.pump(owner)
         await self._fence(transfer)
