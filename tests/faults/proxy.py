@@ -31,6 +31,8 @@ class Wire:
         self.seen = bytearray()
         self.flows = asyncio.Event()
         self.flows.set()
+        # Its own bandwidth, instead of the proxy's.
+        self.rate_bytes_per_s: int | None = None
         # Upstream byte to flip, counted from the start of the connection.
         self.flip_at: int | None = None
         # Upstream byte after which the connection is cut.
@@ -152,14 +154,14 @@ class FaultProxy:
         self, wire: Wire, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, upstream: bool
     ) -> None:
         with contextlib.suppress(OSError):
-            while data := await reader.read(self._read_bytes()):
+            while data := await reader.read(self._read_bytes(wire)):
                 await self._flows.wait()
                 await wire.flows.wait()
                 goes_on = True
                 if upstream:
                     wire.seen += data[: max(0, self.record_bytes - len(wire.seen))]
                     data, goes_on = wire.pass_upstream(data)
-                await self._forward(data, writer)
+                await self._forward(data, writer, wire.rate_bytes_per_s or self.rate_bytes_per_s)
                 if not goes_on:
                     wire.near.transport.abort()
                     wire.far.transport.abort()
@@ -167,17 +169,18 @@ class FaultProxy:
             await asyncio.sleep(self.close_after_s)
             writer.write_eof()
 
-    def _read_bytes(self) -> int:
+    def _read_bytes(self, wire: Wire) -> int:
         """At a low rate, no more at a time than a twentieth of a second carries."""
-        return 65536 if self.rate_bytes_per_s is None else max(1, min(65536, self.rate_bytes_per_s // 20))
+        rate = wire.rate_bytes_per_s or self.rate_bytes_per_s
+        return 65536 if rate is None else max(1, min(65536, rate // 20))
 
-    async def _forward(self, data: bytes, writer: asyncio.StreamWriter) -> None:
+    async def _forward(self, data: bytes, writer: asyncio.StreamWriter, rate: int | None) -> None:
         size = self.piece_bytes or len(data) or 1
         for start in range(0, len(data), size):
             writer.write(data[start : start + size])
             await writer.drain()
-        if self.rate_bytes_per_s is not None:
-            await asyncio.sleep(len(data) / self.rate_bytes_per_s)
+        if rate is not None:
+            await asyncio.sleep(len(data) / rate)
 
     # -- life ---------------------------------------------------------------------------------------------------
 
@@ -195,6 +198,8 @@ class FaultProxy:
 
     async def start(self) -> None:
         self._listening = socket.create_server(("127.0.0.1", 0), backlog=128)
+        # Shallow, so that a slow path is felt at once and does not hide behind megabytes of buffers.
+        self._listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 128 * 1024)
         self._listening.setblocking(False)
         self.address = self._listening.getsockname()
         asyncio.get_running_loop().add_reader(self._listening, self._accept)
