@@ -228,7 +228,7 @@ class SendingSession(Session):
     def _acknowledge(self, transfer: OutgoingTransfer, frame: Frame, *, now: float) -> None:
         for chunk in transfer.acked.merge(frame.header.chunk, frame.payload):
             lane = self._end_flight(transfer, chunk)
-            if lane is not None:
+            if lane in self._lane_load:
                 self._lane_progress[lane] = now
             self._queue.discard(transfer.handle, chunk)
             transfer.stats.acked_bytes += transfer.table.lengths[chunk]
@@ -329,7 +329,7 @@ class SendingSession(Session):
         if lane is not None:
             self._lane_load[lane] -= 1
             if not self._lane_load[lane]:
-                del self._lane_load[lane]
+                del self._lane_load[lane], self._lane_progress[lane]
         return lane
 
     def _transfer_deadline(self) -> float | None:
