@@ -22,7 +22,6 @@ class Ends:
         self, listener: KvListener, incoming: Incoming, outgoing: Outgoing, memory: np.ndarray, source: np.ndarray
     ) -> None:
         self.listener = listener
-        self._others = listener.reservations - 1
         self.incoming = incoming
         self.outgoing = outgoing
         self.memory = memory
@@ -52,7 +51,7 @@ class Ends:
             )
         sent, landed, _ = results
         await self.incoming.abort()
-        assert self.listener.reservations <= self._others
+        assert self.incoming.transfer not in tuple(self.listener._inbox.reservations)
         assert not self.incoming.transfer.landing
         if landed is None:
             assert np.array_equal(self.memory, self.source), "delivered, and not what was sent"
