@@ -22,6 +22,8 @@ from prfaas_net.wire.frames import Flags, Frame, FrameParser, FrameType, encode
 __all__ = ["Session", "Timers"]
 
 _STAMP = struct.Struct("<d")
+# Frames that move nothing (pings, answers to them, notices), in any second. An honest peer says a handful.
+MAX_IDLE_FRAMES = 200
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class Session(ABC):
         self._events: list[Event] = []
         self._heard_at = now
         self._said_at = now
+        self._idle_frames = 0
+        self._idle_since = now
 
     # -- for the shell ------------------------------------------------------------------------------------------
 
@@ -157,16 +161,26 @@ class Session(ABC):
     def _receive_frame(self, frame: Frame, *, now: float) -> None:
         match frame.type:
             case FrameType.PING:
+                self._count_idle(now=now)
                 self._write(FrameType.PONG, frame.payload, flags=Flags.OPTIONAL)
             case FrameType.PONG:
+                self._count_idle(now=now)
                 self._measure_rtt(frame.payload, now=now)
             case FrameType.GOAWAY:
+                self._count_idle(now=now)
                 self.draining = True
                 self._events.append(PeerDraining(str(frame.json().get("reason", ""))[:500]))
             case FrameType.ERROR:
                 self.lost(error_from_wire(frame.json()), now=now, final=True)
             case _:
                 self._receive_transfer_frame(frame, now=now)
+
+    def _count_idle(self, *, now: float) -> None:
+        if now >= self._idle_since + 1.0:
+            self._idle_since, self._idle_frames = now, 0
+        self._idle_frames += 1
+        if self._idle_frames > MAX_IDLE_FRAMES:
+            raise ProtocolError("too many pings", expected=f"at most {MAX_IDLE_FRAMES} a second")
 
     def _measure_rtt(self, stamp: bytes, *, now: float) -> None:
         # The stamp is our own, but it comes from the peer: a nonsense value must not become a nonsense RTT.
