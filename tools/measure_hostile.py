@@ -5,9 +5,9 @@
 
 Rounds are interleaved: alone, beside an attack, alone, beside the next; a share is taken against the two rounds around
 it, and the figure is the median. The receiver, the honest sender and the attacker are processes of their own (the
-attacker at nice 19), so that on a machine with few cores the attacker's own work is part of the figure; ``--gbps`` paces
-the link and leaves it some. Attacks: half-open connections as fast as they can be made, junk and resets, handshakes with
-a wrong key, and (from a peer that has the key) a flood of pings.
+attacker at nice 19), so that on a machine with few cores the attacker's own work is part of the figure; ``--gbps``
+paces the link and leaves it some. Attacks: half-open connections as fast as they can be made, junk and resets,
+handshakes with a wrong key, and (from a peer that has the key) a flood of pings.
 """
 
 from __future__ import annotations
