@@ -8,6 +8,7 @@ import resource
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from prfaas_net.errors import BusyError, DeadlineError, LinkError, PeerError, PrfaasError, RefusedError
@@ -15,12 +16,12 @@ from prfaas_net.kv import ChunkTable
 from prfaas_net.transport import Arena, Identity, KvListener, LinkOptions, LinkPool, Security, SenderLink
 from prfaas_net.units import MiB
 from prfaas_net.wire import Dialer, Hello, Timers
-from tests.faults.ends import start_transfer
+from tests.faults.ends import Ends, start_transfer
 from tests.faults.processes import child
 from tests.faults.proxy import fault_proxy
 from tests.transport.conftest import TIMERS, Connect, reserve
 from tests.waiting import until
-from tests.wire.pair import random_bytes
+from tests.wire.pair import cut, random_bytes
 
 TABLE = ChunkTable.split(4_000_000, 100_000)
 SMALL = ChunkTable.split(20_000, 5_000)
@@ -182,15 +183,29 @@ async def test_field_08_a_damaged_handshake_is_refused_cleanly(
 
 @RESUMES
 async def test_field_09_connections_killed_all_the_time_leave_nothing_behind(
-    listener: KvListener, connect: Connect
+    listener: KvListener, window_s: float
 ) -> None:
     """A reset every 50 ms during a hundred transfers: each is delivered; connections and descriptors stay as many."""
+    options = LinkOptions(connections=2, connect_timeout_s=1.0, resume_window_s=window_s)
     async with fault_proxy(listener.address) as proxy:
-        link = await connect(2, address=proxy.address)
-        warm = start_transfer(listener, link, SMALL)
-        warm.seal()
-        await warm.delivered(within_s=3)
-        before = open_files()
+        pool = LinkPool(identity=Identity("p0"), security=Security(), options=options, timers=TIMERS)
+
+        async def transfer(seed: int) -> None:
+            """Until one could be begun: an idle link that dies is dialled again by whoever needs it next."""
+            source = random_bytes(SMALL.total_bytes, seed)
+            memory = np.zeros(SMALL.total_bytes, dtype=np.uint8)
+            async with asyncio.timeout(8):
+                while True:
+                    incoming = listener.reserve(SMALL, cut(memory, SMALL), lifetime_s=20, endpoints=[proxy.address])
+                    try:
+                        link = await pool.get(incoming.ticket)
+                        outgoing = link.open(incoming.ticket, SMALL, cut(source, SMALL))
+                        break
+                    except PrfaasError:
+                        await incoming.abort()
+            ends = Ends(listener, incoming, outgoing, memory, source)
+            ends.seal()
+            await ends.delivered(within_s=8)
 
         async def kill() -> None:
             number = 0
@@ -202,19 +217,17 @@ async def test_field_09_connections_killed_all_the_time_leave_nothing_behind(
                 elif proxy.data_wires():
                     proxy.data_wires()[-1].reset()
 
+        await transfer(0)
+        before = open_files()
         killing = asyncio.create_task(kill())
         for seed in range(100):
-            await until(lambda: link.alive, within_s=5)
-            try:
-                ends = start_transfer(listener, link, SMALL, seed=seed)
-            except LinkError:
-                continue  # died between the two lines above
-            ends.seal()
-            await ends.delivered(within_s=6)
+            await transfer(seed)
         killing.cancel()
         await asyncio.gather(killing, return_exceptions=True)
-        await until(lambda: link.alive and link.connections == 2 and listener.connections == 3, within_s=6)
-        await until(lambda: open_files() <= before + 2, within_s=6)
+        await transfer(0)
+        await until(lambda: listener.connections == 3 and len(pool.links) == 1, within_s=5)
+        await until(lambda: open_files() <= before + 2, within_s=5)
+        await pool.close()
 
 
 async def test_field_10_many_that_find_the_peer_dead_reconnect_once(listener: KvListener) -> None:
