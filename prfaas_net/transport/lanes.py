@@ -14,12 +14,21 @@ from collections.abc import Callable
 
 from prfaas_net.clock import Clock
 from prfaas_net.congestion.coding import CodingGovernor
-from prfaas_net.errors import CorruptionError, PrfaasError
+from prfaas_net.errors import CorruptionError, PrfaasError, UsageError
 from prfaas_net.kv.chunks import checksum
 from prfaas_net.kv.codecs import Codec, Coder
 from prfaas_net.transport.streams import Stream
 from prfaas_net.units import MiB
-from prfaas_net.wire import HEADER_BYTES, Flags, Header, OutgoingTransfer, ReceivingSession, SendingSession, SendOrder
+from prfaas_net.wire import (
+    HEADER_BYTES,
+    Flags,
+    Header,
+    Landing,
+    OutgoingTransfer,
+    ReceivingSession,
+    SendingSession,
+    SendOrder,
+)
 
 __all__ = ["Lane", "ReceiveLane", "SendLane"]
 
@@ -27,6 +36,10 @@ __all__ = ["Lane", "ReceiveLane", "SendLane"]
 # says that nothing follows: each wake-up costs 50 us, and one a chunk costs a fifth of the throughput.
 WAKE_BYTES = 8 * MiB
 WAKE_AFTER_S = 0.004
+# Small chunks travel together: what a chunk costs besides its bytes is system calls and Python's work.
+BATCH_BYTES = MiB
+BATCH_CHUNKS = 64
+MORE, FOLLOWS = int(Flags.MORE), int(Flags.FOLLOWS)
 # How often an idle sending connection looks whether its peer has closed it. (The loop cannot watch the socket: uvloop
 # makes every descriptor that it watches non-blocking.)
 IDLE_CHECK_S = 0.25
@@ -103,37 +116,85 @@ class SendLane(Lane):
         self.closing = False
 
     def _run(self) -> None:
-        while True:
-            with self._work:
-                order = self._next_order()
-                while order is None:
-                    if self._stopping() or (not self._work.wait(IDLE_CHECK_S) and self._closed_by_peer()):
-                        return
-                    order = self._next_order()
-                view = self._views(order.transfer, order.chunk)
-            known = order.checksum
-            if known is None:
-                known = checksum(view)
-                with self._work:
-                    self._session.hashed(order, known)
-                self._wake()
-            self._send(order, known, view)
+        while (pulled := self._pull()) is not None:
+            orders, views = pulled
+            try:
+                self._send(orders, self._checksums(orders, views), views)
+            except ValueError as error:
+                # Python's word for a view that was released. What was already written of the frames is unknown.
+                raise self._give_up(orders, views, error) from error
 
-    def _send(self, order: SendOrder, known: int, view: memoryview) -> None:
-        """One frame, encoded if that is sooner."""
-        codec, payload = Codec.RAW, view
-        wanted = Codec(order.transfer.codec)
-        if wanted is not Codec.RAW and self._governor.wants(backlog=order.more):
-            started = time.perf_counter()
-            encoded = memoryview(self._coder.encode(wanted, view))
-            self._governor.encoded(view.nbytes, encoded.nbytes, time.perf_counter() - started)
-            if encoded.nbytes < view.nbytes:
-                codec, payload = wanted, encoded
-                self.encoded_chunks += 1
+    def _give_up(self, orders: list[SendOrder], views: list[memoryview], error: ValueError) -> PrfaasError:
+        """A transfer's own user broke it: no connection can carry the chunk."""
+        broken = UsageError("the source of a chunk is gone", found=str(error))
+        for order, view in zip(orders, views, strict=True):
+            try:
+                _ = view.nbytes
+            except ValueError:
+                broken = UsageError(
+                    f"the source of chunk {order.chunk} is gone", do="keep the views until the transfer has ended",
+                    transfer=order.transfer.transfer_id,
+                )  # fmt: skip
+                with self._work:
+                    self._session.abort(order.transfer, broken, now=self._clock.now())
+        self._wake()
+        return broken
+
+    def _pull(self) -> tuple[list[SendOrder], list[memoryview]] | None:
+        """The next chunk, and as many small ones behind it as are worth one system call; None: it is time to end."""
+        with self._work:
+            order = self._next_order()
+            while order is None:
+                if self._stopping() or (not self._work.wait(IDLE_CHECK_S) and self._closed_by_peer()):
+                    return None
+                order = self._next_order()
+            orders, n_bytes = [order], order.n_bytes
+            # (Whether encoding pays is learnt from one send to the next, so there each chunk goes alone.)
+            while order.more and not order.transfer.codec and n_bytes < BATCH_BYTES and len(orders) < BATCH_CHUNKS:
+                order = self._next_order()
+                if order is None:
+                    break
+                orders.append(order)
+                n_bytes += order.n_bytes
+            # Under the same lock: the views are let go of when their transfer ends.
+            return orders, [self._views(order.transfer, order.chunk) for order in orders]
+
+    def _checksums(self, orders: list[SendOrder], views: list[memoryview]) -> list[int]:
+        """Of every chunk; those that were not known are reported."""
+        known = [o.checksum if o.checksum is not None else checksum(v) for o, v in zip(orders, views, strict=True)]
+        if any(order.checksum is None for order in orders):
+            with self._work:
+                sealed = [self._session.hashed(o, k) for o, k in zip(orders, known, strict=True) if o.checksum is None]
+            if any(sealed):
+                self._wake()
+        return known
+
+    def _send(self, orders: list[SendOrder], known: list[int], views: list[memoryview]) -> None:
+        """Frames in one system call, each encoded if that is sooner."""
+        parts: list[bytes | memoryview] = []
+        n_bytes = 0
+        for index, (order, digest, view) in enumerate(zip(orders, known, views, strict=True), 1):
+            codec, payload = self._encode(order, view)
+            follows = index < len(orders)
+            parts.append(order.header(digest, codec=codec, payload_bytes=payload.nbytes, follows=follows))
+            parts.append(payload)
+            n_bytes += payload.nbytes
         started = time.perf_counter()
-        self.stream.send_frame(order.header(known, codec=codec, payload_bytes=payload.nbytes), payload)
-        self._governor.sent(payload.nbytes, time.perf_counter() - started)
-        self.n_bytes += payload.nbytes
+        self.stream.send_frames(parts)
+        self._governor.sent(n_bytes, time.perf_counter() - started)
+        self.n_bytes += n_bytes
+
+    def _encode(self, order: SendOrder, view: memoryview) -> tuple[Codec, memoryview]:
+        wanted = Codec(order.transfer.codec) if order.transfer.codec else Codec.RAW
+        if wanted is Codec.RAW or not self._governor.wants(backlog=order.more):
+            return Codec.RAW, view
+        started = time.perf_counter()
+        encoded = memoryview(self._coder.encode(wanted, view))
+        self._governor.encoded(view.nbytes, encoded.nbytes, time.perf_counter() - started)
+        if encoded.nbytes >= view.nbytes:
+            return Codec.RAW, view
+        self.encoded_chunks += 1
+        return wanted, encoded
 
     def _stopping(self) -> bool:
         return self.closing or self._session.error is not None
@@ -174,37 +235,50 @@ class ReceiveLane(Lane):
 
     def _run(self) -> None:
         head = memoryview(bytearray(HEADER_BYTES))
-        while self.stream.receive_into(head):
+        have_head = False
+        while have_head or self.stream.receive_into(head):
             header = Header.unpack(head)
+            have_head = bool(header.flags & FOLLOWS)
             with self._lock:
                 landing = self._session.admit(header, self.number)
-            if landing is None:
-                self._wake()
-                if not self.stream.drain(header.payload_bytes):
-                    return
-                self.n_bytes += header.payload_bytes
-                with self._lock:
-                    self._session.drained(header, now=self._clock.now())
-                self._report(header)
-                continue
-            try:
-                whole = self._receive_payload(header, landing.view)
-            except OSError:
-                whole = False
+            whole = self._drain(header) if landing is None else self._land(header, landing, head)
             if not whole:
-                with self._lock:
-                    self._session.aborted(landing)
-                self._wake()
                 return
             self.n_bytes += header.payload_bytes
-            found = checksum(landing.view)
-            with self._lock:
-                self._session.landed(landing, found, now=self._clock.now())
+            if landing is None or header.codec != Codec.RAW:
+                have_head = False  # only a raw payload is read together with the next header
             self._report(header)
 
-    def _receive_payload(self, header: Header, view: memoryview) -> bool:
+    def _drain(self, header: Header) -> bool:
+        """Nobody wants the payload, or it is a probe's."""
+        self._wake()
+        if not self.stream.drain(header.payload_bytes):
+            return False
+        with self._lock:
+            self._session.drained(header, now=self._clock.now())
+        return True
+
+    def _land(self, header: Header, landing: Landing, head: memoryview) -> bool:
+        """The payload into its place, verified there; and the next header, if it comes right behind."""
+        try:
+            whole = self._receive_payload(header, landing.view, head)
+        except OSError:
+            whole = False
+        if not whole:
+            with self._lock:
+                self._session.aborted(landing)
+            self._wake()
+            return False
+        found = checksum(landing.view)
+        with self._lock:
+            self._session.landed(landing, found, now=self._clock.now())
+        return True
+
+    def _receive_payload(self, header: Header, view: memoryview, head: memoryview) -> bool:
         """Straight into place, or through a scratch buffer if it is encoded; False if the peer closed."""
         if header.codec == Codec.RAW:
+            if header.flags & FOLLOWS:
+                return self.stream.receive_both(view, head)
             return self.stream.receive_into(view)
         scratch = memoryview(bytearray(header.payload_bytes))
         if not self.stream.receive_into(scratch):
@@ -218,11 +292,7 @@ class ReceiveLane(Lane):
     def _report(self, header: Header) -> None:
         self._unreported_bytes += header.payload_bytes
         now = self._clock.now()
-        if (
-            not header.flags & Flags.MORE
-            or self._unreported_bytes >= WAKE_BYTES
-            or now - self._woken_at >= WAKE_AFTER_S
-        ):
+        if not header.flags & MORE or self._unreported_bytes >= WAKE_BYTES or now - self._woken_at >= WAKE_AFTER_S:
             self._unreported_bytes = 0
             self._woken_at = now
             self._wake()

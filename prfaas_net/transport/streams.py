@@ -46,12 +46,16 @@ class Stream(Protocol):
         """The bytes inside what was read from the socket."""
         ...
 
-    def send_frame(self, header: bytes, payload: memoryview) -> None:
-        """Write a header and a payload; blocks."""
+    def send_frames(self, parts: list[bytes | memoryview]) -> None:
+        """Write headers and payloads, in turn; blocks."""
         ...
 
     def receive_into(self, view: memoryview) -> bool:
         """Fill the view; blocks. False if the peer closed before it was full."""
+        ...
+
+    def receive_both(self, first: memoryview, second: memoryview) -> bool:
+        """Fill both views, which come one right after the other; blocks. False as above."""
         ...
 
     def drain(self, n_bytes: int) -> bool:
@@ -77,14 +81,23 @@ class PlainStream:
     def decode(self, data: bytes) -> bytes:
         return data
 
-    def send_frame(self, header: bytes, payload: memoryview) -> None:
-        sent = self.sock.sendmsg((header, payload))
-        if sent < len(header):
-            self.sock.sendall(header[sent:])
-            sent = len(header)
-        rest = payload[sent - len(header) :]
-        if rest.nbytes:
-            self.sock.sendall(rest)
+    def send_frames(self, parts: list[bytes | memoryview]) -> None:
+        sent = self.sock.sendmsg(parts)
+        for part in parts:
+            if sent >= len(part):
+                sent -= len(part)
+            else:
+                self.sock.sendall(memoryview(part)[sent:])
+                sent = 0
+
+    def receive_both(self, first: memoryview, second: memoryview) -> bool:
+        n, *_ = self.sock.recvmsg_into([first, second], 0, socket.MSG_WAITALL)
+        if n == first.nbytes + second.nbytes:
+            return True
+        if n == 0:
+            return False
+        rest = second[max(0, n - first.nbytes) :]
+        return (n >= first.nbytes or self.receive_into(first[n:])) and self.receive_into(rest)
 
     def receive_into(self, view: memoryview) -> bool:
         while view.nbytes:
@@ -162,11 +175,17 @@ class TlsStream:
 
     # -- in a thread --------------------------------------------------------------------------------------------
 
-    def send_frame(self, header: bytes, payload: memoryview) -> None:
-        self.tls.write(header)
-        for start in range(0, payload.nbytes, TLS_WRITE_BYTES):
-            self.tls.write(payload[start : start + TLS_WRITE_BYTES])
-            self.sock.sendall(self._out.read())
+    def send_frames(self, parts: list[bytes | memoryview]) -> None:
+        for part in parts:
+            view = memoryview(part)
+            for start in range(0, view.nbytes, TLS_WRITE_BYTES):
+                self.tls.write(view[start : start + TLS_WRITE_BYTES])
+                if self._out.pending >= TLS_WRITE_BYTES:
+                    self.sock.sendall(self._out.read())
+        self.sock.sendall(self._out.read())
+
+    def receive_both(self, first: memoryview, second: memoryview) -> bool:
+        return self.receive_into(first) and self.receive_into(second)
 
     def receive_into(self, view: memoryview) -> bool:
         while view.nbytes:

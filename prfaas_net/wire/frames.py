@@ -7,7 +7,7 @@ payload each carry their own xxh3_64. The layout, as ``docs/protocol.md`` gives 
          0    4 magic           "PFKV"
          4    1 version         1
          5    1 type            see FrameType
-         6    2 flags           bit 0 OPTIONAL, bit 1 MORE
+         6    2 flags           bit 0 OPTIONAL, bit 1 MORE, bit 2 FOLLOWS
          8    8 transfer        handle of the transfer within the session; 0 for frames of the session itself
         16    8 payload_bytes
         24    8 offset          DATA: of the chunk's first byte in the transfer, counted in chunk order
@@ -82,11 +82,13 @@ class FrameType(IntEnum):
 
 
 class Flags(IntFlag):
-    """``OPTIONAL``: whoever does not know the type skips the frame. ``MORE``: another chunk follows at once."""
+    """``OPTIONAL``: whoever does not know the type skips the frame. ``MORE``: more chunks are ready, on whatever
+    connection. ``FOLLOWS``: the next one comes right behind, on this connection."""
 
     NONE = 0
     OPTIONAL = 1
     MORE = 2
+    FOLLOWS = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,8 @@ from prfaas_net.wire.tickets import Ticket
 
 __all__ = ["SendOrder", "SendingSession"]
 
+# Plain numbers: an enumeration's arithmetic costs more than the rest of a header.
+NONE, MORE, FOLLOWS = int(Flags.NONE), int(Flags.MORE), int(Flags.FOLLOWS)
 # How soon a ticket that was refused because of its own old session is presented again.
 REOPEN_AFTER_S = 0.05
 
@@ -43,14 +45,24 @@ class SendOrder:
     checksum: int | None
     more: bool
 
-    def header(self, checksum: int, *, codec: int = 0, payload_bytes: int | None = None) -> bytes:
+    @property
+    def n_bytes(self) -> int:
+        """The chunk's size."""
+        return self.transfer.table.lengths[self.chunk]
+
+    def header(
+        self, checksum: int, *, codec: int = 0, payload_bytes: int | None = None, follows: bool = False
+    ) -> bytes:
         """The frame's header.
 
         Args:
             checksum: of the chunk's bytes, whatever is sent for them.
             payload_bytes: what is sent, if it is encoded.
+            follows: another frame is sent right behind, on the same connection.
         """
-        table, flags = self.transfer.table, Flags.MORE if self.more else Flags.NONE
+        table, flags = self.transfer.table, MORE if self.more else NONE
+        if follows:
+            flags |= FOLLOWS
         n_bytes = table.lengths[self.chunk] if payload_bytes is None else payload_bytes
         return Header(
             FrameType.DATA, flags, self.transfer.handle, n_bytes, table.offsets[self.chunk], self.chunk, checksum,
@@ -184,11 +196,12 @@ class SendingSession(Session):
             transfer.stats.resent_chunks += 1
         return SendOrder(transfer, chunk, transfer.checksums[chunk], self._queue.waiting())
 
-    def hashed(self, order: SendOrder, checksum: int) -> None:
-        """The checksum of a chunk that was not hashed before it was pulled."""
-        if not order.transfer.machine.ended:
-            order.transfer.set_checksum(order.chunk, checksum)
-            self._try_seal(order.transfer)
+    def hashed(self, order: SendOrder, checksum: int) -> bool:
+        """The checksum of a chunk that was not hashed before it was pulled; True if the seal can be written now."""
+        if order.transfer.machine.ended:
+            return False
+        order.transfer.set_checksum(order.chunk, checksum)
+        return order.transfer.n_hashed == len(order.transfer.table) and self._try_seal(order.transfer)
 
     def lane_lost(self, lane: int) -> None:
         """A connection died: whatever it carried and was not acknowledged goes again on the others."""
@@ -282,7 +295,7 @@ class SendingSession(Session):
         else:
             self._finish(transfer, error, now=now)
 
-    def _try_seal(self, transfer: OutgoingTransfer) -> None:
+    def _try_seal(self, transfer: OutgoingTransfer) -> bool:
         """The seal carries the digest, so it waits for the last checksum; and for the receiver's consent."""
         digest = transfer.digest()
         if (
@@ -294,6 +307,8 @@ class SendingSession(Session):
             transfer.machine.advance(TxEvent.SEAL)
             body = {"digest": f"{digest:016x}", "bytes": transfer.table.total_bytes, "body": transfer.seal_body}
             self._write_json(FrameType.SEAL, body, transfer=transfer.handle)
+            return True
+        return False
 
     def _forget(self, transfer: OutgoingTransfer) -> None:
         if self._holds(transfer):
