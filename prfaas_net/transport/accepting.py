@@ -95,22 +95,37 @@ class Accepting:
     async def _accept(self) -> None:
         assert self._socket is not None
         loop = asyncio.get_running_loop()
-        while True:
-            try:
-                sock, _ = await loop.sock_accept(self._socket)
-            except OSError:
-                await asyncio.sleep(0.05)  # out of descriptors: let some close
-                continue
-            if len(self._pending) >= MAX_PENDING_HANDSHAKES:
-                oldest = next(iter(self._pending))
-                del self._pending[oldest]
-                oldest.cancel()
-            sock.setblocking(False)
-            task = asyncio.create_task(self._welcome(sock))
-            self._pending[task] = None
-            task.add_done_callback(lambda done, sock=sock: self._welcomed(done, sock))  # type: ignore[misc]
-            # Accepting may return at once for as long as there are connections: let the others run in between.
-            await asyncio.sleep(0)
+        readable = asyncio.Event()
+        loop.add_reader(self._socket, readable.set)
+        try:
+            while True:
+                await readable.wait()
+                # Not loop.sock_accept: cancelled after it has succeeded, it would lose the connection.
+                try:
+                    sock, _ = self._socket.accept()
+                except BlockingIOError:
+                    readable.clear()
+                    continue
+                except OSError:
+                    loop.remove_reader(self._socket)
+                    await asyncio.sleep(0.05)  # out of descriptors: let some close
+                    loop.add_reader(self._socket, readable.set)
+                    continue
+                self._greet(sock)
+                # There may be many more: let the others run in between.
+                await asyncio.sleep(0)
+        finally:
+            loop.remove_reader(self._socket)
+
+    def _greet(self, sock: socket.socket) -> None:
+        if len(self._pending) >= MAX_PENDING_HANDSHAKES:
+            oldest = next(iter(self._pending))
+            del self._pending[oldest]
+            oldest.cancel()
+        sock.setblocking(False)
+        task = asyncio.create_task(self._welcome(sock))
+        self._pending[task] = None
+        task.add_done_callback(lambda done: self._welcomed(done, sock))
 
     def _welcomed(self, task: asyncio.Task[None], sock: socket.socket) -> None:
         self._pending.pop(task, None)
