@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 
 from prfaas_net.localfleet.processes import Process, stop_all
 
@@ -34,9 +36,16 @@ class FleetPlan:
 
 
 def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
+    """A port that nobody listens on, below the range from which the kernel gives ports to outgoing connections: one out
+    of that range may be somebody's between now and its use."""
+    low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
+    while True:
+        port = random.randrange(10_000, max(low, 10_001 + 1000))
+        try:
+            with socket.create_server(("127.0.0.1", port)):
+                return port
+        except OSError:
+            continue  # taken: try another
 
 
 def _url(address: list[object]) -> str:
