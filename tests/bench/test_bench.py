@@ -77,8 +77,8 @@ def test_a_prefill_exposes_less_than_its_whole_time(pair: Pair) -> None:
     pair.connect(1)
     run = pair.prefill(8 * MiB, MiB, 0.2)
     pair.hang_up()
-    assert run["prefill_s"] >= 0.2
-    assert run["exposed_s"] > 0
+    # Eight megabytes take milliseconds here: what is exposed could equal the prefill only if nothing left before its end.
+    assert 0 < run["exposed_s"] < run["prefill_s"]
 
 
 def test_a_failing_process_says_why() -> None:
