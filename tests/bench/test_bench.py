@@ -77,7 +77,7 @@ def test_a_prefill_exposes_less_than_its_whole_time(pair: Pair) -> None:
     pair.connect(1)
     run = pair.prefill(8 * MiB, MiB, 0.2)
     pair.hang_up()
-    # Eight megabytes take milliseconds here: what is exposed could equal the prefill only if nothing left before its end.
+    # Eight megabytes take milliseconds here: only if nothing left before its end could so much be exposed.
     assert 0 < run["exposed_s"] < run["prefill_s"]
 
 
