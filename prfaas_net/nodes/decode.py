@@ -16,6 +16,7 @@ from prfaas_net.metrics import Metrics
 from prfaas_net.nodes.config import NodeConfig
 from prfaas_net.nodes.decode_loop import DecodeLoop, SequenceStart
 from prfaas_net.nodes.engine_api import Engine, TokenLogprobs
+from prfaas_net.nodes.info import describe_node
 from prfaas_net.nodes.messages import DecodeCall, LogprobsModel, NodeInfo
 from prfaas_net.nodes.server import ControlServer, Emit, parse_call
 from prfaas_net.transport import Arena, ArenaBlock, Identity, Incoming, KvListener
@@ -54,17 +55,7 @@ class DecodeNode:
         arena.set_function(lambda: self.arena.used_bytes)
 
     def info(self) -> NodeInfo:
-        return NodeInfo(
-            node_id=self.config.node_id,
-            boot_id=self.identity.boot_id,
-            cluster=self.config.cluster,
-            role="decode",
-            model=self.engine.model_name,
-            layout=self.engine.layout.fingerprint,
-            max_model_tokens=self.engine.max_model_tokens,
-            vocab_size=self.engine.vocab_size,
-            prefill_chunk_tokens=self.engine.prefill_chunk_tokens,
-        )
+        return describe_node(self.config, self.identity, self.engine)
 
     async def start(self) -> None:
         """Open the KV port and the control port."""

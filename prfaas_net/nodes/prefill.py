@@ -18,6 +18,7 @@ from prfaas_net.kv.codecs import Codec, codec_for_dtype
 from prfaas_net.metrics import Metrics
 from prfaas_net.nodes.config import NodeConfig
 from prfaas_net.nodes.engine_api import Engine, PrefillResult
+from prfaas_net.nodes.info import describe_node
 from prfaas_net.nodes.link_metrics import LinkCollector
 from prfaas_net.nodes.messages import NodeInfo, PrefillCall, TransferReport
 from prfaas_net.nodes.server import ControlServer, Emit, parse_call
@@ -96,17 +97,7 @@ class PrefillNode:
         self._exposed_s = self.metrics.histogram("kv_exposed_seconds", "End of prefill to last byte confirmed")
 
     def info(self) -> NodeInfo:
-        return NodeInfo(
-            node_id=self.config.node_id,
-            boot_id=self.identity.boot_id,
-            cluster=self.config.cluster,
-            role="prefill",
-            model=self.engine.model_name,
-            layout=self.engine.layout.fingerprint,
-            max_model_tokens=self.engine.max_model_tokens,
-            vocab_size=self.engine.vocab_size,
-            prefill_chunk_tokens=self.engine.prefill_chunk_tokens,
-        )
+        return describe_node(self.config, self.identity, self.engine)
 
     async def start(self) -> None:
         """Open the control port, and the gate if there is to be one."""

@@ -25,20 +25,23 @@ __all__ = ["AcceptedLink", "SenderGate"]
 class AcceptedLink(LinkBase):
     """A link that its receiver dialled, and dials again when it has died."""
 
-    def __init__(self, *, options: LinkOptions, timers: Timers, clock: Clock) -> None:
+    def __init__(self, peer: PeerIdentity, *, options: LinkOptions, timers: Timers, clock: Clock) -> None:
         super().__init__(options=options, timers=timers, clock=clock)
         self._came_back = asyncio.Event()
+        self._now = self._next = self._make_connections(peer)
+        self._tasks = [asyncio.create_task(self._keep()), asyncio.create_task(self._sample())]
 
-    def begin(self, peer: PeerIdentity) -> SendingConnections:
-        """A session of the same receiver; the first one, or the one after the last died."""
-        made = self._make_connections(peer)
-        if not hasattr(self, "_now"):
-            self._now = made
-            self._tasks = [asyncio.create_task(self._keep()), asyncio.create_task(self._sample())]
-        else:
-            self._next = made
-            self._came_back.set()
-        return made
+    @property
+    def latest(self) -> SendingConnections:
+        """The session that its receiver dialled last."""
+        return self._next
+
+    def begin_again(self, peer: PeerIdentity) -> None:
+        """The receiver has dialled once more; it knows better than we whether the last session is dead."""
+        self._next = self._make_connections(peer)
+        self._came_back.set()
+        self._now.driver.lost(LinkError("the receiver has dialled again"))
+        self._changed.set()  # also if the last one died, and was given up, long ago
 
     async def _keep(self) -> None:
         """Hand the orphans of a dead session to the next one, if it comes in time."""
@@ -154,12 +157,15 @@ class SenderGate:
         if hello.session in self._sessions:
             raise IncompatibleError("the session has a control connection already")
         await self._forget_dead(hello.boot_id)
+        features = frozenset(hello.features) if self._options.encode else frozenset()
+        peer = PeerIdentity(hello.node, hello.boot_id, features)
         link = self._links.get(hello.boot_id)
         if link is None:
-            link = AcceptedLink(options=self._options, timers=self._timers, clock=self._clock)
+            link = AcceptedLink(peer, options=self._options, timers=self._timers, clock=self._clock)
             self._links[hello.boot_id] = link
-        peer = PeerIdentity(hello.node, hello.boot_id, frozenset(hello.features))
-        made = link.begin(peer)
+        else:
+            link.begin_again(peer)
+        made = link.latest
         self._sessions = {name: known for name, known in self._sessions.items() if known.session.error is None}
         self._sessions[hello.session] = made
         try:

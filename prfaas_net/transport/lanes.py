@@ -52,7 +52,6 @@ class Lane:
         stream.sock.setblocking(True)
         self.number = number
         self.stream = stream
-        self.n_bytes = 0
         self._coder = Coder()
         self._on_end = on_end
         self._thread = threading.Thread(target=self._main, name=f"kv-lane-{number}", daemon=True)
@@ -112,7 +111,6 @@ class SendLane(Lane):
         self._clock = clock
         self._wake = wake
         self._governor = CodingGovernor()
-        self.encoded_chunks = 0
         self.closing = False
 
     def _run(self) -> None:
@@ -182,7 +180,6 @@ class SendLane(Lane):
         started = time.perf_counter()
         self.stream.send_frames(parts)
         self._governor.sent(n_bytes, time.perf_counter() - started)
-        self.n_bytes += n_bytes
 
     def _encode(self, order: SendOrder, view: memoryview) -> tuple[Codec, memoryview]:
         wanted = Codec(order.transfer.codec) if order.transfer.codec else Codec.RAW
@@ -193,7 +190,6 @@ class SendLane(Lane):
         self._governor.encoded(view.nbytes, encoded.nbytes, time.perf_counter() - started)
         if encoded.nbytes >= view.nbytes:
             return Codec.RAW, view
-        self.encoded_chunks += 1
         return wanted, encoded
 
     def _stopping(self) -> bool:
@@ -244,7 +240,6 @@ class ReceiveLane(Lane):
             whole = self._drain(header) if landing is None else self._land(header, landing, head)
             if not whole:
                 return
-            self.n_bytes += header.payload_bytes
             if landing is None or header.codec != Codec.RAW:
                 have_head = False  # only a raw payload is read together with the next header
             self._report(header)

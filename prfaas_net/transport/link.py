@@ -56,6 +56,7 @@ class SenderLink(LinkBase):
         self._security = security
         if options.max_connections is not None:
             self._tuner = StreamTuner(start=options.connections, highest=options.max_connections)
+        self._sampling: asyncio.Task[None]
         self._session_id = ""
         self._last_lane = 0
         self._endpoint: Endpoint = ("", 0)
@@ -85,7 +86,8 @@ class SenderLink(LinkBase):
             clock=clock or SystemClock(),
         )
         link._now = await link._dial_session()
-        link._tasks = [asyncio.create_task(link._keep()), asyncio.create_task(link._sample())]
+        link._sampling = asyncio.create_task(link._sample())
+        link._tasks = [asyncio.create_task(link._keep()), link._sampling]
         return link
 
     # -- dialling -----------------------------------------------------------------------------------------------
@@ -145,14 +147,16 @@ class SenderLink(LinkBase):
     # -- keeping it up ------------------------------------------------------------------------------------------
 
     async def _keep(self) -> None:
-        """Replace lanes that end; come back when the session has died under its transfers."""
-        while True:
+        """Replace lanes that end; come back when the session has died under its transfers. Without any it stays dead,
+        and nothing of the link goes on."""
+        while self._now.session.error is None or self._now.session.orphans:
             await self._changed.wait()
             self._changed.clear()
             if self._now.session.error is None:
                 await self._replace_lanes()
             elif self._now.session.orphans:
                 await self._come_back()
+        self._sampling.cancel()
 
     async def _replace_lanes(self) -> None:
         backoff_s, last_s = BACKOFF_S

@@ -2,7 +2,7 @@
 
 ::
 
-    listener = KvListener(identity=..., key=...)
+    listener = KvListener(identity=..., security=...)
     await listener.start("127.0.0.1", 0)
     incoming = listener.reserve(table, destinations, lifetime_s=30, endpoints=[listener.address])
     ... hand incoming.ticket to the sender ...
@@ -195,8 +195,9 @@ class KvListener:
     async def _dial_session(self, endpoint: tuple[str, int]) -> asyncio.Event:
         """A session dialled by this side; the event is set when it is over."""
         hello = Hello(
-            secrets.token_hex(16), 0, self.identity.node, self.identity.boot_id, secrets.token_hex(16), role="receiver"
-        )
+            secrets.token_hex(16), 0, self.identity.node, self.identity.boot_id, secrets.token_hex(16),
+            features=tuple(codec.feature for codec in CODECS), role="receiver",
+        )  # fmt: skip
         control, sender = await dial(endpoint, hello, self._security, self._options)
         seen_as = replace(hello, node=sender.node)
         peer = self._add_peer(seen_as)

@@ -75,7 +75,6 @@ class ReceivingSession(Session):
         self._transfers: dict[int, IncomingTransfer] = {}
         self._sinks: dict[int, tuple[ChunkTable, ChunkBitmap]] = {}
         self._highest_handle = 0
-        self.unknown_chunks = 0
 
     # -- for the user -------------------------------------------------------------------------------------------
 
@@ -112,7 +111,6 @@ class ReceivingSession(Session):
                 return None  # see drained()
             if not 0 < header.transfer <= self._highest_handle:
                 raise ProtocolError("data for a transfer that was never opened", found=header.transfer)
-            self.unknown_chunks += 1
             return None
         chunk, table = header.chunk, transfer.table
         if (

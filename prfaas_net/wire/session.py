@@ -79,10 +79,6 @@ class Session(ABC):
         except PrfaasError as error:
             self.fail(error, now=now)
 
-    def heard(self, *, now: float) -> None:
-        """Something came on a data connection: the peer lives."""
-        self._heard_at = now
-
     def take_output(self, *, now: float) -> list[bytes]:
         """Bytes to write to the control connection, in order."""
         self._before_output()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,9 +25,9 @@ SECURITY = Security(b"a shared key of ours")
 
 
 @contextlib.asynccontextmanager
-async def both() -> AsyncIterator[tuple[SenderGate, KvListener]]:
-    gate = SenderGate(identity=Identity("p0"), security=SECURITY, options=OPTIONS, timers=TIMERS)
-    receiver = KvListener(identity=Identity("d0"), security=SECURITY, options=OPTIONS, timers=TIMERS, link_grace_s=3.0)
+async def both(options: LinkOptions = OPTIONS) -> AsyncIterator[tuple[SenderGate, KvListener]]:
+    gate = SenderGate(identity=Identity("p0"), security=SECURITY, options=options, timers=TIMERS)
+    receiver = KvListener(identity=Identity("d0"), security=SECURITY, options=options, timers=TIMERS, link_grace_s=3.0)
     await gate.start("127.0.0.1", 0)
     await receiver.start("127.0.0.1", 0)
     yield gate, receiver
@@ -100,3 +102,24 @@ async def test_roles_are_not_mixed_up() -> None:
             await receiver.dial_sender(receiver.address)
         with pytest.raises(LinkError, match="has not dialled"):
             await gate.wait_for("somebody else", within_s=0.1)
+
+
+async def test_a_receiver_that_comes_back_late_is_served_again() -> None:
+    """Away for longer than the window: what was under way has failed, the next transfer finds the link."""
+    options = replace(OPTIONS, resume_window_s=0.2)
+    async with both(options) as (gate, receiver), fault_proxy(gate.address) as proxy:
+        await receiver.dial_sender(proxy.address)
+        link = await gate.wait_for(receiver.identity.boot_id, within_s=2)
+        proxy.freeze()
+        await until(lambda: not link.alive)
+        await asyncio.sleep(1.0)
+        proxy.reset()
+        proxy.thaw()
+        incoming, memory = reserve(receiver)
+        again = await gate.wait_for(receiver.identity.boot_id, within_s=5)
+        outgoing = again.open(incoming.ticket, TABLE, cut(SOURCE, TABLE))
+        outgoing.ready_all()
+        outgoing.seal({})
+        await incoming.landed()
+        await outgoing.wait()
+        assert np.array_equal(memory, SOURCE)

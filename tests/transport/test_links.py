@@ -327,6 +327,16 @@ async def test_a_pool_dials_once_for_many_and_again_after_a_loss(listener: KvLis
         await incoming.abort()
 
 
+async def test_a_dead_link_that_nobody_closes_leaves_no_task(listener: KvListener, connect: Connect) -> None:
+    """A pool forgets links that died; whatever kept them up has to end by itself."""
+    link = await connect(2)
+    transport = link._now.driver._transport
+    assert transport is not None
+    transport.abort()
+    await until(lambda: all(task.done() for task in link._tasks))
+    assert not link.alive
+
+
 async def test_close_leaves_no_thread_and_no_socket(listener: KvListener, connect: Connect) -> None:
     """Lanes and connections return to none."""
 
