@@ -33,14 +33,14 @@ class Sink(Protocol):
 
 
 class Snapshots(Protocol):
-    """Wants window and linear state at certain lengths, for a prefix cache."""
+    """Wants the state of a prompt at certain lengths, for a prefix cache."""
 
     def boundaries(self, start: int, stop: int) -> Sequence[int]:
         """Lengths in ``start < length < stop`` at which to be told, ascending."""
         ...
 
     def take(self, n_tokens: int) -> None:
-        """The buffer's window and linear regions hold the state after ``n_tokens`` tokens until this returns."""
+        """The buffer holds the state after exactly ``n_tokens`` tokens, of every kind, until this returns."""
         ...
 
 
@@ -150,7 +150,7 @@ class Engine:
         Args:
             token_ids: the whole prompt.
             start_token: the buffer holds the state of so many tokens of it already: they are not run again.
-            snapshots: is shown window and linear state at the lengths that it names.
+            snapshots: is shown the state at the lengths that it names.
 
         Returns:
             None if the sink cancelled it.
@@ -195,6 +195,7 @@ class Engine:
             start = stop
 
     def _show(self, n_tokens: int, publisher: Publisher, snapshots: Snapshots) -> None:
+        publisher.finish()  # rows that are still on their way
         for layer in self._layout.layers:
             if layer.kind is not KvKind.FULL:
                 publisher.write_now(layer.index)

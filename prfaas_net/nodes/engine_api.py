@@ -20,6 +20,7 @@ __all__ = [
     "PrefillResult",
     "PrefillSink",
     "Sampling",
+    "Snapshots",
     "Stepped",
     "TextStream",
     "TextTokenizer",
@@ -94,6 +95,18 @@ class PrefillSink(Protocol):
 
     def cancelled(self) -> bool:
         """Asked between layers; when true the engine stops there."""
+        ...
+
+
+class Snapshots(Protocol):
+    """Wants the state of a prompt at certain lengths, for a prefix cache. Called from the engine's thread."""
+
+    def boundaries(self, start: int, stop: int) -> Sequence[int]:
+        """Lengths in ``start < length < stop`` at which to be told, ascending."""
+        ...
+
+    def take(self, n_tokens: int) -> None:
+        """The buffer holds the state after exactly ``n_tokens`` tokens, of every kind, until this returns."""
         ...
 
 
@@ -195,9 +208,24 @@ class Engine(Protocol):
         ...
 
     def prefill(
-        self, token_ids: Sequence[int], sampling: Sampling, regions: RegionMap, buffer: Any, sink: PrefillSink
+        self,
+        token_ids: Sequence[int],
+        sampling: Sampling,
+        regions: RegionMap,
+        buffer: Any,
+        sink: PrefillSink,
+        *,
+        start_token: int = 0,
+        snapshots: Snapshots | None = None,
     ) -> PrefillResult | None:
-        """Run the prompt; fill ``buffer``; tell ``sink`` as layers complete. None if the sink cancelled it."""
+        """Run the prompt; fill ``buffer``; tell ``sink`` as layers complete. None if the sink cancelled it.
+
+        Args:
+            token_ids: the whole prompt.
+            start_token: the buffer holds the state of so many tokens of it already: they are not run again, and
+                the sink is not told of them.
+            snapshots: is shown the state at the lengths that it names.
+        """
         ...
 
     def batch(self) -> DecodeBatch:

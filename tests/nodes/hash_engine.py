@@ -18,7 +18,7 @@ import xxhash
 
 from prfaas_net.errors import InternalError, InvalidRequest, PrfaasError
 from prfaas_net.kv import CacheLayout, KvKind, LayerLayout, RegionMap, TensorSpec
-from prfaas_net.nodes.engine_api import PrefillSink, Sampling
+from prfaas_net.nodes.engine_api import PrefillSink, Sampling, Snapshots
 
 VOCAB = 1000
 WINDOW = 8
@@ -77,6 +77,7 @@ class HashEngine:
         fail_step: the next decode step raises.
         batch_sizes: of every decode step so far.
         joined: the prompt tokens that each sequence came with.
+        started_at: the token that each prefill began at.
     """
 
     model_name: str = "hash-model"
@@ -92,14 +93,26 @@ class HashEngine:
     fail_step: bool = False
     batch_sizes: list[int] = field(default_factory=list)
     joined: list[list[int]] = field(default_factory=list)
+    started_at: list[int] = field(default_factory=list)
 
     def prefill(
-        self, token_ids: Sequence[int], sampling: Sampling, regions: RegionMap, buffer: Any, sink: PrefillSink
+        self,
+        token_ids: Sequence[int],
+        sampling: Sampling,
+        regions: RegionMap,
+        buffer: Any,
+        sink: PrefillSink,
+        *,
+        start_token: int = 0,
+        snapshots: Snapshots | None = None,
     ) -> HashResult | None:
         state = _State(regions, buffer)
         self.running.set()
-        for start in range(0, len(token_ids), self.prefill_chunk_tokens):
-            stop = min(start + self.prefill_chunk_tokens, len(token_ids))
+        self.started_at.append(start_token)
+        wanted = set(snapshots.boundaries(start_token, len(token_ids))) if snapshots else set()
+        steps = range(start_token + self.prefill_chunk_tokens, len(token_ids), self.prefill_chunk_tokens)
+        start = start_token
+        for stop in sorted({*steps, *wanted, len(token_ids)}):
             if self.fail_at_token is not None and stop > self.fail_at_token:
                 raise RuntimeError("the engine broke")
             time.sleep(self.chunk_seconds)
@@ -111,6 +124,9 @@ class HashEngine:
                 done = stop == len(token_ids)
                 if (layer.kind is KvKind.FULL or done) and layer.index != self.forget_layer:
                     sink.emit(layer.index, stop)
+            if snapshots is not None and stop in wanted:
+                snapshots.take(stop)
+            start = stop
         token = state.next_token(len(token_ids))
         reason = "length" if sampling.max_tokens == 1 else None
         return HashResult(token, reason, logprobs_of(token, sampling))
