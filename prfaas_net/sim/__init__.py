@@ -1,0 +1,1 @@
+"""Discrete-event simulation: the same scheduler classes on a virtual clock, deterministic by seed."""
