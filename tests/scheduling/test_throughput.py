@@ -118,7 +118,7 @@ def test_two_clusters_of_each_kind_carry_twice_as_much() -> None:
     one = solve(paper_workload(), [paper_prfaas()], [paper_pd()])
     two = solve(paper_workload(), [paper_prfaas()] * 2, [paper_pd(), paper_pd()])
     assert 2.0 <= two.result.lambda_max / one.result.lambda_max <= 2.1
-    assert sorted(cluster.prefill_instances for cluster in two.pd) == [3, 4]
+    assert sum(cluster.prefill_instances for cluster in two.pd) == 7
 
 
 def test_a_fixed_split_is_kept() -> None:
