@@ -1,0 +1,40 @@
+"""What a link could carry now, from what it carried while it was asked for more."""
+
+from __future__ import annotations
+
+__all__ = ["BandwidthEstimator"]
+
+# Weight of a new round trip. Half of what the estimate says is younger than three of them.
+GAIN = 0.25
+
+
+class BandwidthEstimator:
+    """Delivery rates in, an estimate and its error out.
+
+    Only rates that were the link's own limit may be added: not cut short by the application, the receiver or the
+    send buffer. A link that is paced shows its pace until it carries less, so while it is clear the estimate is a
+    lower bound.
+    """
+
+    def __init__(self) -> None:
+        self.rate_bps: float | None = None
+        self.error = 0.0
+        self._at_s = 0.0
+
+    def add(self, rate_bps: float, *, round_s: float, now: float) -> None:
+        """Take a rate measured over the last ``round_s``; called as often as one likes, it counts by time."""
+        if rate_bps <= 0:
+            return
+        if self.rate_bps is None:
+            self.rate_bps, self._at_s = rate_bps, now
+            return
+        weight = min(1.0, max(0.0, now - self._at_s) / max(round_s, 1e-3)) * GAIN
+        self._at_s = now
+        off = abs(rate_bps - self.rate_bps) / max(rate_bps, self.rate_bps)
+        self.error += weight * (off - self.error)
+        self.rate_bps += weight * (rate_bps - self.rate_bps)
+
+    def raise_to(self, rate_bps: float) -> None:
+        """It has carried this much, whoever was the limit."""
+        if self.rate_bps is None or rate_bps > self.rate_bps:
+            self.rate_bps = rate_bps
