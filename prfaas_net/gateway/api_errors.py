@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -9,6 +10,7 @@ import orjson
 from aiohttp import web
 
 from prfaas_net.errors import BusyError, InvalidRequest, PrfaasError
+from prfaas_net.scheduling import OverloadedError
 
 __all__ = ["ApiError", "error_body", "error_response", "status_of"]
 
@@ -74,7 +76,8 @@ def error_response(error: PrfaasError) -> web.Response:
     status = status_of(error)
     headers = {}
     if status == 429 or isinstance(error, BusyError):
-        headers["Retry-After"] = str(RETRY_AFTER_S)
+        wait_s = error.retry_after_s if isinstance(error, OverloadedError) else RETRY_AFTER_S
+        headers["Retry-After"] = str(math.ceil(wait_s))
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return web.Response(

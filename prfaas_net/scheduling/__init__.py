@@ -4,23 +4,34 @@ A pure core: it reads no clock, opens no socket and draws no random number of it
 with what it observes, the simulator with what it simulates.
 """
 
+from prfaas_net.scheduling.admission import OverloadedError
+from prfaas_net.scheduling.candidates import Candidate, Predictor
+from prfaas_net.scheduling.correction import Correction
+from prfaas_net.scheduling.earliest_finish import EarliestFinishPolicy
 from prfaas_net.scheduling.events import (
     Arrival,
-    Candidate,
     Decision,
     FleetEvent,
+    LinkSeen,
     NodeDown,
     NodeForgotten,
     NodeSeen,
     PrefillEnded,
+    QueueSeen,
     RequestEnded,
+    ThresholdSet,
+    TransferLanded,
+    TransferProgress,
 )
 from prfaas_net.scheduling.lengths import EmpiricalLengths, LengthDistribution, TruncatedLogNormal
-from prfaas_net.scheduling.policies import LocalPolicy, RandomPolicy, RemotePolicy, ThresholdPolicy
+from prfaas_net.scheduling.links import LinkLoad
+from prfaas_net.scheduling.policies import LocalPolicy, RandomPolicy, RemotePolicy
 from prfaas_net.scheduling.policy import Policy, PolicySettings, Ranking, make_policy, policy_names
 from prfaas_net.scheduling.profiles import DecodeProfile, KvSize, NodeProfile, PiecewiseLinear
+from prfaas_net.scheduling.replay import dump_log, load_log, replay
 from prfaas_net.scheduling.router import Router
 from prfaas_net.scheduling.state import ClusterKind, FleetState, NodeState, Role
+from prfaas_net.scheduling.threshold import Bandwidth, ThresholdPolicy
 from prfaas_net.scheduling.throughput import (
     Estimate,
     PdCluster,
@@ -36,28 +47,36 @@ from prfaas_net.scheduling.throughput import (
 
 __all__ = [
     "Arrival",
+    "Bandwidth",
     "Candidate",
     "ClusterKind",
+    "Correction",
     "Decision",
     "DecodeProfile",
+    "EarliestFinishPolicy",
     "EmpiricalLengths",
     "Estimate",
     "FleetEvent",
     "FleetState",
     "KvSize",
     "LengthDistribution",
+    "LinkLoad",
+    "LinkSeen",
     "LocalPolicy",
     "NodeDown",
     "NodeForgotten",
     "NodeProfile",
     "NodeSeen",
     "NodeState",
+    "OverloadedError",
     "PdCluster",
     "PiecewiseLinear",
     "Policy",
     "PolicySettings",
+    "Predictor",
     "PrefillEnded",
     "PrfaasCluster",
+    "QueueSeen",
     "RandomPolicy",
     "Ranking",
     "RemotePolicy",
@@ -66,13 +85,19 @@ __all__ = [
     "Router",
     "Solution",
     "ThresholdPolicy",
+    "ThresholdSet",
     "Throughput",
+    "TransferLanded",
+    "TransferProgress",
     "TruncatedLogNormal",
     "Workload",
     "cluster_egress_bps",
+    "dump_log",
     "kv_throughput_bps",
+    "load_log",
     "make_policy",
     "policy_names",
+    "replay",
     "solve",
     "throughput",
 ]

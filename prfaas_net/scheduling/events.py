@@ -6,19 +6,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from prfaas_net.errors import UsageError
-from prfaas_net.scheduling.state import ClusterKind, NodeState, Role
+from prfaas_net.scheduling.profiles import NodeProfile
+from prfaas_net.scheduling.state import Role
 
 __all__ = [
     "Arrival",
-    "Candidate",
     "Decision",
     "FleetEvent",
+    "LinkSeen",
     "NodeDown",
     "NodeForgotten",
     "NodeSeen",
     "PrefillEnded",
+    "QueueSeen",
     "RequestEnded",
+    "ThresholdSet",
+    "TransferLanded",
+    "TransferProgress",
 ]
+
+_NOTHING: Mapping[str, int] = {}
 
 
 @dataclass(frozen=True)
@@ -28,12 +35,16 @@ class Arrival:
     Attributes:
         output_tokens: most tokens it may generate.
         cached_tokens: by cluster, how long a prefix of the prompt is cached there.
+        node_cached_tokens: by node, where one holds more of it than its cluster shares.
+        ttft_limit_s: the first token is worthless later than this after ``now``; None: whenever it comes.
     """
 
     request_id: str
     prompt_tokens: int
     output_tokens: int = 1
     cached_tokens: Mapping[str, int] = field(default_factory=dict)
+    node_cached_tokens: Mapping[str, int] = field(default_factory=dict)
+    ttft_limit_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.prompt_tokens < 1 or self.output_tokens < 1:
@@ -42,20 +53,31 @@ class Arrival:
                 found=f"{self.prompt_tokens} and {self.output_tokens}",
             )
 
-    def cached_in(self, cluster: str) -> int:
-        """Usable prefix in a cluster, in tokens: the last prompt token is always computed, for its logits."""
-        return max(0, min(self.cached_tokens.get(cluster, 0), self.prompt_tokens - 1))
+    def cached_in(self, cluster: str, node_id: str | None = None) -> int:
+        """Usable prefix in a cluster, or on one of its nodes: the last prompt token is always computed, for its
+        logits."""
+        cached = self.cached_tokens.get(cluster, 0)
+        if node_id is not None and self.node_cached_tokens:
+            cached = max(cached, self.node_cached_tokens.get(node_id, 0))
+        return max(0, min(cached, self.prompt_tokens - 1))
 
 
 @dataclass(frozen=True)
 class NodeSeen:
-    """A node is up; it is new, has come back, or says again what it is."""
+    """A node is up; it is new, has come back, or says again what it is.
+
+    Attributes:
+        profile: how long it takes; without one the router learns its pace from nothing.
+        max_batch: requests that it decodes together; 0 if it does not say.
+    """
 
     node_id: str
     cluster: str
     role: Role
     max_model_tokens: int
     prefill_chunk_tokens: int = 1
+    profile: NodeProfile | None = None
+    max_batch: int = 0
 
 
 @dataclass(frozen=True)
@@ -73,8 +95,56 @@ class NodeForgotten:
 
 
 @dataclass(frozen=True)
+class QueueSeen:
+    """A prefill node says how many prompt tokens others than us have queued there."""
+
+    node_id: str
+    foreign_tokens: int
+
+
+@dataclass(frozen=True)
+class LinkSeen:
+    """A link says what it carries.
+
+    Attributes:
+        state: a word of ``prfaas_net.congestion.LinkState``.
+        available_bps: what it could carry for us now; None if that is unknown.
+        budget_bps: what KVCache may use of it; None leaves it as it was.
+    """
+
+    source: str
+    destination: str
+    state: str
+    available_bps: float | None = None
+    budget_bps: float | None = None
+    rtt_s: float | None = None
+
+
+@dataclass(frozen=True)
+class ThresholdSet:
+    """The planner has found another ``t``."""
+
+    threshold_tokens: int
+
+
+@dataclass(frozen=True)
 class PrefillEnded:
     """A request's prompt has been computed (or given up); the prefill node's queue is shorter."""
+
+    request_id: str
+
+
+@dataclass(frozen=True)
+class TransferProgress:
+    """So much of a request's KVCache has still to cross its link."""
+
+    request_id: str
+    left_bytes: float
+
+
+@dataclass(frozen=True)
+class TransferLanded:
+    """A request's KVCache has landed whole."""
 
     request_id: str
 
@@ -86,24 +156,18 @@ class RequestEnded:
     request_id: str
 
 
-FleetEvent = NodeSeen | NodeDown | NodeForgotten | PrefillEnded | RequestEnded
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One way to serve a request: the least loaded prefill node of one cluster.
-
-    Attributes:
-        local: whether it stands in the cluster where the request will be decoded.
-        cached_tokens: prefix of the prompt that its cluster holds.
-        incremental_tokens: what it would have to compute.
-    """
-
-    node: NodeState
-    kind: ClusterKind
-    local: bool
-    cached_tokens: int
-    incremental_tokens: int
+FleetEvent = (
+    NodeSeen
+    | NodeDown
+    | NodeForgotten
+    | QueueSeen
+    | LinkSeen
+    | ThresholdSet
+    | PrefillEnded
+    | TransferProgress
+    | TransferLanded
+    | RequestEnded
+)
 
 
 @dataclass(frozen=True)
@@ -112,10 +176,14 @@ class Decision:
 
     Attributes:
         chunk_tokens: token granularity in which the prefill node completes layers.
-        cached_tokens: prefix that the prefill cluster holds.
+        cached_tokens: prefix that the prefill cluster holds, or gets as a copy first.
         incremental_tokens: what is prefilled, ``l`` of the paper for that cluster.
         threshold_tokens: ``t`` when the decision was made; None if the policy has none.
         reasons: short sentences, for ``explain``.
+        copy_from: the cluster whose cached prefix is copied over first; None if nothing is copied.
+        link_bytes: what crosses a link for it.
+        wait_s, prefill_s, ttft_s: predicted; until it begins, of the prefill itself, and until its KVCache has landed.
+        fallback: prefill nodes to try next, best first.
     """
 
     request_id: str
@@ -129,3 +197,9 @@ class Decision:
     incremental_tokens: int
     threshold_tokens: int | None
     reasons: tuple[str, ...]
+    copy_from: str | None = None
+    link_bytes: int = 0
+    wait_s: float = 0.0
+    prefill_s: float = 0.0
+    ttft_s: float = 0.0
+    fallback: tuple[str, ...] = ()

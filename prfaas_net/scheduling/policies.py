@@ -1,4 +1,4 @@
-"""The simple policies: ``threshold`` (the paper's), ``local``, ``remote`` and ``random``."""
+"""The policies that need no memory: ``local``, ``remote`` and ``random``."""
 
 from __future__ import annotations
 
@@ -6,26 +6,27 @@ from collections.abc import Sequence
 from random import Random
 
 from prfaas_net.errors import ConfigError
-from prfaas_net.scheduling.events import Arrival, Candidate
+from prfaas_net.scheduling.candidates import Candidate
+from prfaas_net.scheduling.events import Arrival
 from prfaas_net.scheduling.policy import Policy, PolicySettings, Ranking, register
 from prfaas_net.scheduling.state import ClusterKind, FleetState
 
-__all__ = ["LocalPolicy", "RandomPolicy", "RemotePolicy", "ThresholdPolicy"]
+__all__ = ["LocalPolicy", "RandomPolicy", "RemotePolicy", "towards"]
 
 
-def _remote_first(candidate: Candidate) -> tuple[int, tuple[int, int, str]]:
+def _remote_first(candidate: Candidate) -> tuple[int, float, tuple[int, int, str]]:
     """PrfaaS clusters, then the decoding cluster itself, then other PD clusters."""
     place = 0 if candidate.kind is ClusterKind.PRFAAS else 1 if candidate.local else 2
-    return (place, candidate.node.load)
+    return (place, candidate.wait_s, candidate.node.load)
 
 
-def _local_first(candidate: Candidate) -> tuple[int, tuple[int, int, str]]:
+def _local_first(candidate: Candidate) -> tuple[int, float, tuple[int, int, str]]:
     """The decoding cluster itself, then other PD clusters, then PrfaaS clusters."""
     place = 2 if candidate.kind is ClusterKind.PRFAAS else 0 if candidate.local else 1
-    return (place, candidate.node.load)
+    return (place, candidate.wait_s, candidate.node.load)
 
 
-def _towards(candidates: Sequence[Candidate], *, remote: bool) -> tuple[list[Candidate], tuple[str, ...]]:
+def towards(candidates: Sequence[Candidate], *, remote: bool) -> tuple[list[Candidate], tuple[str, ...]]:
     """Rank towards PrfaaS or towards the local PD cluster, and say so where the wish cannot be met."""
     order = sorted(candidates, key=_remote_first if remote else _local_first)
     best = order[0]
@@ -38,38 +39,13 @@ def _towards(candidates: Sequence[Candidate], *, remote: bool) -> tuple[list[Can
     return order, ()
 
 
-class ThresholdPolicy(Policy):
-    """Offload a request when its incremental prefill length exceeds ``t``, strictly (paper, section 3.3).
-
-    ``l`` is judged by the cache of the local PD cluster alone: the paper's predicate for scarce bandwidth,
-    where no cached prefix is copied between clusters.
-    """
-
-    name = "threshold"
-
-    def __init__(self, threshold_tokens: int) -> None:
-        if threshold_tokens < 0:
-            raise ConfigError("a threshold cannot be negative", expected="tokens", found=threshold_tokens)
-        self.threshold_tokens = threshold_tokens
-
-    def rank(self, arrival: Arrival, candidates: Sequence[Candidate], state: FleetState, *, now: float) -> Ranking:
-        at_home = [c for c in candidates if c.local] or [c for c in candidates if c.kind is ClusterKind.PD]
-        # With no local prefill node there is no local cache to speak of, and l is the whole prompt.
-        length = min((c.incremental_tokens for c in at_home), default=arrival.prompt_tokens)
-        remote = length > self.threshold_tokens
-        sign, place = (">", "the PrfaaS cluster") if remote else ("<=", "the local PD cluster")
-        reason = f"l = {length} {sign} t = {self.threshold_tokens} tokens: {place}"
-        order, fallback = _towards(candidates, remote=remote)
-        return Ranking(order, (reason, *fallback), self.threshold_tokens)
-
-
 class LocalPolicy(Policy):
     """Always in the local PD cluster."""
 
     name = "local"
 
     def rank(self, arrival: Arrival, candidates: Sequence[Candidate], state: FleetState, *, now: float) -> Ranking:
-        order, fallback = _towards(candidates, remote=False)
+        order, fallback = towards(candidates, remote=False)
         return Ranking(order, ("policy local: always the local PD cluster", *fallback))
 
 
@@ -79,7 +55,7 @@ class RemotePolicy(Policy):
     name = "remote"
 
     def rank(self, arrival: Arrival, candidates: Sequence[Candidate], state: FleetState, *, now: float) -> Ranking:
-        order, fallback = _towards(candidates, remote=True)
+        order, fallback = towards(candidates, remote=True)
         return Ranking(order, ("policy remote: always a PrfaaS cluster", *fallback))
 
 
@@ -102,7 +78,6 @@ def _random(settings: PolicySettings) -> Policy:
     return RandomPolicy(settings.rng)
 
 
-register("threshold", lambda settings: ThresholdPolicy(settings.threshold_tokens))
 register("local", lambda settings: LocalPolicy())
 register("remote", lambda settings: RemotePolicy())
 register("random", _random)

@@ -9,7 +9,8 @@ from random import Random
 from typing import ClassVar
 
 from prfaas_net.errors import ConfigError
-from prfaas_net.scheduling.events import Arrival, Candidate
+from prfaas_net.scheduling.candidates import Candidate
+from prfaas_net.scheduling.events import Arrival, FleetEvent
 from prfaas_net.scheduling.state import FleetState
 
 __all__ = ["Policy", "PolicySettings", "Ranking", "make_policy", "policy_names", "register"]
@@ -22,13 +23,15 @@ class PolicySettings:
     Attributes:
         threshold_tokens: ``t``: incremental prefill above it is offloaded.
         rng: the only source of randomness; seeded by whoever passes it in.
+        price: what ``earliest-finish`` charges a candidate for those who will wait behind it; 0 is plain greed.
     """
 
     threshold_tokens: int = 0
     rng: Random | None = None
+    price: float = 1.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Ranking:
     """Candidates from best to worst, and why.
 
@@ -42,17 +45,28 @@ class Ranking:
 
 
 class Policy(ABC):
-    """Ranks the ways to serve a request."""
+    """Ranks the ways to serve a request.
+
+    Attributes:
+        copies: whether it wants candidates that copy a prefix from another cluster first.
+        every_decode_cluster: whether it wants candidates for the best decode node of every PD cluster, and not only
+            for the least loaded one of all.
+    """
 
     name: ClassVar[str]
+    copies: bool = False
+    every_decode_cluster: bool = False
 
     @abstractmethod
     def rank(self, arrival: Arrival, candidates: Sequence[Candidate], state: FleetState, *, now: float) -> Ranking:
         """Order ``candidates`` from best to worst.
 
-        There is one for each cluster, in order of cluster name, and at least one in all.
+        For a decode node there is one for each cluster, in order of cluster name, then those with a copy.
         The ranking holds every candidate that may be used; what it leaves out is never used.
         """
+
+    def observe(self, event: FleetEvent, state: FleetState, *, now: float) -> None:  # noqa: B027
+        """Take note of something that happened; ``state`` has it already. Most policies have no memory."""
 
 
 _MAKERS: dict[str, Callable[[PolicySettings], Policy]] = {}

@@ -220,9 +220,9 @@ def test_story_tells_what_happened_to_a_request() -> None:
 
 def test_unknown_policy_names_those_there_are() -> None:
     """A typo in a configuration is one clear line."""
-    with pytest.raises(ConfigError, match="local, random, remote, threshold"):
+    with pytest.raises(ConfigError, match="earliest-finish, local, random, remote, threshold"):
         make_policy("treshold", PolicySettings())
-    assert policy_names() == ["local", "random", "remote", "threshold"]
+    assert policy_names() == ["earliest-finish", "local", "random", "remote", "threshold"]
 
 
 def test_bad_settings_are_refused() -> None:

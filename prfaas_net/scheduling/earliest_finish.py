@@ -1,0 +1,96 @@
+"""``earliest-finish``: predict the time to the first token on every candidate, and charge each for those behind it.
+
+Plain greed takes whichever candidate is predicted to end first, and so lets a long prompt take a slow node while the
+fast one is just busy. What a choice costs *others* is added: a prompt that occupies one of ``k`` nodes for ``s``
+seconds delays, by ``s / k``, everybody who arrives while the queue that it joins lasts. That queue lasts about as
+long as the wait that the prompt itself finds, and nobody waits where nobody queues. The same holds for a link. A node
+on which a prompt is relatively fast is thereby preferred as load rises (comparative advantage), which carries more.
+
+The link is a queue with a budget: a candidate whose transfer would not have crossed it within ``LINK_PATIENCE_S``
+after its prefill is refused, unless nothing else is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prfaas_net.scheduling.candidates import Candidate
+from prfaas_net.scheduling.events import Arrival
+from prfaas_net.scheduling.links import CONGESTED
+from prfaas_net.scheduling.policy import Policy, PolicySettings, Ranking, register
+from prfaas_net.scheduling.state import FleetState
+
+__all__ = ["EarliestFinishPolicy"]
+
+# How long a transfer may be held up by its link after the prompt was computed: about the longest prefill of the case
+# study on the slower hardware, so that computing at home is never worse.
+LINK_PATIENCE_S = 20.0
+# A congested path is given no more than it can send within this: the queue in it is not ours to feed.
+CONGESTED_PATIENCE_S = 2.0
+# A copied prefix must save this much: predictions are not exact, and a copy occupies a link.
+COPY_GAIN_S = 0.1
+
+
+class EarliestFinishPolicy(Policy):
+    """Rank by predicted TTFT plus ``price`` times what the choice costs others.
+
+    Args:
+        price: 0 is plain greed; 1 charges in full.
+    """
+
+    name = "earliest-finish"
+    copies = True
+    every_decode_cluster = True
+
+    def __init__(self, price: float = 1.0) -> None:
+        self.price = price
+
+    def rank(self, arrival: Arrival, candidates: Sequence[Candidate], state: FleetState, *, now: float) -> Ranking:
+        if len(candidates) == 1:
+            return Ranking(candidates, (f"{_name(candidates[0])} is the only candidate",))
+        costs = [(self._cost(c), i) for i, c in enumerate(candidates) if self._within_budget(c)]
+        refused = len(candidates) - len(costs)
+        if not costs:
+            costs = [(self._cost(c), i) for i, c in enumerate(candidates)]
+        costs.sort()
+        order = [candidates[i] for _, i in costs]
+        best = order[0]
+        if len(order) > 1:
+            other = order[1]
+            reason = f"ready in {best.ttft_s:.2f} s on {_name(best)}, {other.ttft_s:.2f} s on {_name(other)}"
+            if best.ttft_s > other.ttft_s:
+                reason += ", which others need more"
+        else:
+            reason = f"ready in {best.ttft_s:.2f} s on {_name(best)}"
+        if refused:
+            return Ranking(order, (reason, f"{refused} of {len(candidates)} refused: their link has no budget left"))
+        return Ranking(order, (reason,))
+
+    def _cost(self, c: Candidate) -> float:
+        """Predicted TTFT and what others pay, in seconds."""
+        cost = c.ttft_s + c.decode_wait_s + self.price * c.wait_s * c.prefill_s / c.peers
+        if c.link_s:
+            cost += self.price * c.link_wait_s * c.link_s
+        return cost + COPY_GAIN_S if c.copy_from is not None else cost
+
+    def _within_budget(self, c: Candidate) -> bool:
+        link = c.link
+        if link is None:
+            return True
+        if not link.usable:
+            return False
+        patience_s = CONGESTED_PATIENCE_S if link.state == CONGESTED else LINK_PATIENCE_S
+        return c.link_wait_s + c.link_s <= c.wait_s + c.prefill_s + patience_s
+
+
+def _name(candidate: Candidate) -> str:
+    if candidate.copy_from is not None:
+        return f"{candidate.node.node_id} with a prefix from {candidate.copy_from}"
+    return candidate.node.node_id
+
+
+def _make(settings: PolicySettings) -> Policy:
+    return EarliestFinishPolicy(settings.price)
+
+
+register("earliest-finish", _make)

@@ -1,0 +1,59 @@
+"""What the router knows of the links between clusters: how much they carry, and how much has been promised to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["BUILDING", "CONGESTED", "DOWN", "LinkLoad"]
+
+# The states of ``prfaas_net.congestion.LinkState`` that matter here; every other one says nothing against a link.
+BUILDING, CONGESTED, DOWN = "building", "congested", "down"
+# How much of what was available is still counted on, by state: a queue that builds is left room to drain (TCP
+# itself backs off to 0.7 to 0.85 of its window, RFC 9438), a congested path is given half.
+_TRUST = {BUILDING: 0.8, CONGESTED: 0.5}
+# Below this a link carries nothing that a prediction could be made of.
+MIN_BPS = 1e3
+
+
+@dataclass(slots=True)
+class LinkLoad:
+    """All connections from one cluster to another.
+
+    Attributes:
+        source, destination: clusters.
+        budget_bps: what KVCache may use of it; 0 while that is not known.
+        available_bps: what it carries now, by the last verdict.
+        state: the last verdict's word for it.
+        rtt_s: of the empty path.
+        promised_bits: of requests that were given to it and have not landed.
+        transfers: how many those are.
+    """
+
+    source: str
+    destination: str
+    budget_bps: float = 0.0
+    available_bps: float = 0.0
+    state: str = "idle"
+    rtt_s: float = 0.0
+    promised_bits: float = 0.0
+    transfers: int = 0
+
+    @property
+    def name(self) -> str:
+        """``source>destination``."""
+        return f"{self.source}>{self.destination}"
+
+    @property
+    def usable(self) -> bool:
+        """Whether anything may be sent over it."""
+        return self.state != DOWN
+
+    @property
+    def rate_bps(self) -> float:
+        """What is counted on, in bits/s; 0 where the link was never described."""
+        rate = self.available_bps or self.budget_bps
+        if rate <= 0.0:
+            return 0.0
+        if self.budget_bps and rate > self.budget_bps:
+            rate = self.budget_bps
+        return max(MIN_BPS, rate * _TRUST.get(self.state, 1.0))
