@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -50,8 +50,9 @@ class Resync(StrEnum):
     TOO_LARGE = "too_large"
 
 
-class Outcome(NamedTuple):
-    """What became of an event.
+@dataclass(frozen=True)
+class Outcome:
+    """What became of an event: ``Outcome.APPLIED``, or a reason.
 
     Attributes:
         resync: None when it was applied; otherwise why the node's entries are gone and a new snapshot is needed.
@@ -61,9 +62,14 @@ class Outcome(NamedTuple):
     resync: Resync | None = None
     detail: str = ""
 
+    APPLIED: ClassVar[Outcome]
+
     @property
     def applied(self) -> bool:
         return self.resync is None
+
+
+Outcome.APPLIED = Outcome()
 
 
 class NodeMatch(NamedTuple):
@@ -250,7 +256,7 @@ class CacheManager:
                     return self._refuse(node, Resync.MALFORMED, f"no group {removal.group} here")
                 self._put(node, self._order[removal.group], removal.keys, present=False)
                 self.counters["removed_blocks"] += len(removal.keys) // KEY_BYTES
-        return _APPLIED
+        return Outcome.APPLIED
 
     def _store(self, node: _Node, run: Run) -> Outcome | None:
         """None: done."""
@@ -388,6 +394,3 @@ def _bits(words: Words) -> np.ndarray[Any, np.dtype[np.uint8]]:
 def _has_zero(keys: bytes) -> bool:
     """Is one of them the key that stands for an empty slot?"""
     return _ZERO in keys and not bool(key_words(keys).any(axis=1).all())
-
-
-_APPLIED = Outcome()
