@@ -22,7 +22,7 @@ import numpy as np
 
 from prfaas_net.errors import UsageError
 
-__all__ = ["KEY_BYTES", "PrefixScope", "prefix_keys"]
+__all__ = ["KEY_BYTES", "PrefixScope", "extend_keys", "prefix_keys"]
 
 KEY_BYTES = 16
 
@@ -72,9 +72,17 @@ def prefix_keys(scope: PrefixScope, token_ids: Sequence[int] | np.ndarray[Any, A
         raise UsageError("a token id does not fit 32 bits") from None
     if n_blocks and (tokens.min() < 0 or tokens.max() >> 32):
         raise UsageError("a token id does not fit 32 bits", found=f"{tokens.min()} to {tokens.max()}")
-    raw = memoryview(tokens.astype("<u4").tobytes())
-    width = scope.block_tokens * 4
-    sha256, key = hashlib.sha256, scope.root
+    return extend_keys(scope.root, tokens.astype("<u4").tobytes(), scope.block_tokens)
+
+
+def extend_keys(parent: bytes, tokens: bytes, block_tokens: int) -> bytes:
+    """The keys of full blocks that follow a block (or a root), one after the other: ``KEY_BYTES`` each.
+
+    Args:
+        tokens: 4 bytes each, little-endian; whole blocks.
+    """
+    raw, width = memoryview(tokens), block_tokens * 4
+    sha256, key = hashlib.sha256, parent
     keys = []
     for start in range(0, len(raw), width):
         hasher = sha256(key)
