@@ -1,0 +1,113 @@
+"""What is simulated: clusters, links, and what happens to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from prfaas_net.scheduling import KvSize, NodeProfile
+
+__all__ = ["ClusterSpec", "FleetSpec", "LinkSpec", "NodeFailure", "bursty", "drop", "steady"]
+
+
+@dataclass(frozen=True)
+class ClusterSpec:
+    """Instances of one kind.
+
+    Attributes:
+        decode: 0 makes it a PrfaaS cluster.
+        room_bytes: for KVCache on every decode node; None is room without end.
+        cache_blocks: of its prefix cache; None keeps all; 0 caches nothing.
+        speed: of its prefill nodes against their profile; the router is told nothing of it.
+        noise: relative standard deviation of every prefill.
+    """
+
+    name: str
+    profile: NodeProfile
+    prefill: int
+    decode: int = 0
+    room_bytes: float | None = None
+    cache_blocks: int | None = None
+    speed: float = 1.0
+    noise: float = 0.0
+
+
+@dataclass(frozen=True)
+class LinkSpec:
+    """A link between two clusters.
+
+    Attributes:
+        steps: (time, bits/s that it carries from then on), rising in time; the first is at 0.
+        budget_bps: what KVCache may use; by default the largest that it carries.
+    """
+
+    source: str
+    destination: str
+    steps: tuple[tuple[float, float], ...]
+    rtt_s: float = 0.0
+    budget_bps: float | None = None
+
+
+@dataclass(frozen=True)
+class NodeFailure:
+    """A node dies and comes back, without what it had; None: it stays away."""
+
+    node_id: str
+    at_s: float
+    back_s: float | None = None
+
+
+@dataclass(frozen=True)
+class FleetSpec:
+    """Everything but the requests and the policy.
+
+    Attributes:
+        kv: S_kv(l) of the model.
+        pipelined: whether a layer's KVCache leaves while the next one computes; else it is sent after the prefill, as
+            the paper's table 6 counts it.
+        local_bps: rate inside a cluster; 0: transfers there cost nothing.
+        report_s: how often a link tells the router of itself, after something has changed.
+        cached: whether prefixes are reused.
+    """
+
+    clusters: tuple[ClusterSpec, ...]
+    links: tuple[LinkSpec, ...]
+    kv: KvSize
+    pipelined: bool = True
+    local_bps: float = 0.0
+    report_s: float = 0.25
+    cached: bool = False
+    failures: tuple[NodeFailure, ...] = ()
+
+    @property
+    def max_tokens(self) -> int:
+        """No prompt of any workload is longer."""
+        return 1 << 30
+
+
+def steady(bps: float) -> tuple[tuple[float, float], ...]:
+    """A link that always carries the same."""
+    return ((0.0, bps),)
+
+
+def drop(bps: float, low_bps: float, *, at_s: Sequence[float], for_s: float) -> tuple[tuple[float, float], ...]:
+    """A link that falls to ``low_bps`` at each of these times, for a while."""
+    steps = [(0.0, bps)]
+    for start in at_s:
+        steps += [(start, low_bps), (start + for_s, bps)]
+    return tuple(steps)
+
+
+def bursty(
+    bps: float, busy_bps: float, *, on_s: float, off_s: float, until_s: float, seed: int
+) -> tuple[tuple[float, float], ...]:
+    """A link with cross traffic that comes and goes: exponential on and off times; ``busy_bps`` is left while it is
+    on."""
+    rng, now, steps = Random(seed), 0.0, [(0.0, bps)]
+    while now < until_s:
+        now += rng.expovariate(1 / off_s)
+        steps.append((now, busy_bps))
+        now += rng.expovariate(1 / on_s)
+        steps.append((now, bps))
+    return tuple(steps)
