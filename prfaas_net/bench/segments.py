@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import struct
 
-__all__ = ["VNET_BYTES", "cut", "segments_of"]
+__all__ = ["VNET_BYTES", "cut", "mark", "segments_of"]
 
 # struct virtio_net_hdr: flags, gso_type, hdr_len, gso_size, csum_start, csum_offset.
 _VNET = struct.Struct("<BBHHHH")
 VNET_BYTES = _VNET.size
 _GSO_TCP = (1, 4)  # over IPv4, over IPv6
+# RFC 3168: the two lowest bits of the traffic class; 0 is a sender that does not understand marks, 3 is the mark.
+_ECN = 3
 _FIN_AND_PSH, _CWR, _TCP = 0x09, 0x80, 6
 
 
@@ -65,3 +67,18 @@ def cut(packet: bytes, start: int, stop: int) -> bytes:
         flags, kind if many else 0, header_bytes, segment_bytes if many else 0, checksum_at, checksum_offset
     )
     return head + bytes(body)
+
+
+def mark(packet: bytes) -> bytes | None:
+    """The packet with a congestion mark on every segment (RFC 3168: CE); None if its sender does not understand it."""
+    body = bytearray(packet)
+    # Of IPv6 the traffic class begins in the middle of the first byte.
+    at, shift = VNET_BYTES + 1, 4 if body[VNET_BYTES] >> 4 == 6 else 0
+    if not body[at] >> shift & _ECN:
+        return None
+    body[at] |= _ECN << shift
+    if shift == 0:
+        end = VNET_BYTES + (body[VNET_BYTES] & 15) * 4
+        body[VNET_BYTES + 10 : VNET_BYTES + 12] = b"\0\0"
+        struct.pack_into(">H", body, VNET_BYTES + 10, ~_sum16(body[VNET_BYTES:end]) & 0xFFFF)
+    return bytes(body)
