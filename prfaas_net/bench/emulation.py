@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -21,6 +22,8 @@ SPACE = "prfaas-bench-"
 SENDER, RECEIVER = "10.203.7.1", "10.203.7.2"
 # A queue of one bandwidth-delay product, and never less than what a burst of 64 KiB packets needs.
 MIN_QUEUE_BYTES = 1 << 19
+# Several paths can stand at once; each has its own namespaces, and the same addresses in them.
+_numbers = itertools.count()
 
 
 def why_not() -> str | None:
@@ -60,18 +63,20 @@ def _prepare(space: str, buffer_bytes: int | None) -> None:
 
 
 @contextmanager
-def emulate(path: Path, *, buffer_bytes: int | None = None) -> Iterator[Place]:
+def emulate(path: Path, *, buffer_bytes: int | None = None, queue_bytes: int | None = None) -> Iterator[Place]:
     """A place whose sender and receiver are at the two ends of the path.
 
     Args:
         buffer_bytes: maximum of the kernel's TCP buffers there; None leaves what this host has.
+        queue_bytes: what may wait at the bottleneck; None is one bandwidth-delay product, if that is enough for bursts.
 
     Raises:
         ConfigError: this host does not allow it; see :func:`why_not`.
     """
     _sweep()
-    spaces = [f"{SPACE}{os.getpid()}-{side}" for side in ("send", "recv")]
-    queue_bytes = max(MIN_QUEUE_BYTES, path.bdp_bytes)
+    number = next(_numbers)
+    spaces = [f"{SPACE}{os.getpid()}-{number}-{side}" for side in ("send", "recv")]
+    queue_bytes = queue_bytes or max(MIN_QUEUE_BYTES, path.bdp_bytes)
     link: Child | None = None
     try:
         for space in spaces:

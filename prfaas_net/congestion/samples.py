@@ -51,10 +51,11 @@ class LogHead:
 
 @dataclass(frozen=True)
 class Mark:
-    """Something that happened to the link while the log was made."""
+    """Something that happened to the link while the log was made, or that only the recorder knew."""
 
     at_s: float
     what: str
+    value: float = 0.0
 
 
 def write_head(head: LogHead) -> bytes:
@@ -79,7 +80,7 @@ def write_sample(sample: LinkSample) -> bytes:
 
 def write_mark(mark: Mark) -> bytes:
     """One line."""
-    return orjson.dumps({"mark": mark.what, "at_s": mark.at_s}, option=orjson.OPT_APPEND_NEWLINE)
+    return orjson.dumps({"mark": mark.what, "at_s": mark.at_s, "value": mark.value}, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def read_log(lines: Iterable[bytes]) -> tuple[LogHead, Iterator[LinkSample | Mark]]:
@@ -106,7 +107,7 @@ def _parse(line: bytes) -> Any:
 def _entry(item: Any, places: list[int | None]) -> LinkSample | Mark:
     try:
         if isinstance(item, dict):
-            return Mark(item["at_s"], item["mark"])
+            return Mark(item["at_s"], item["mark"], item["value"])
         at_s, alive, backlog_bytes, rows = item
         infos = ((row[0], TcpInfo._make(0 if at is None else row[at] for at in places)) for row in rows)
         return LinkSample(at_s, alive, backlog_bytes, tuple(infos))

@@ -9,9 +9,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import orjson
 from aiohttp import web
 
 from prfaas_net.aio import see_through
+from prfaas_net.congestion.verdict import Verdict
 from prfaas_net.errors import CancelledByPeer, IncompatibleError, InternalError, InvalidRequest
 from prfaas_net.kv import KvKind, Manifest, RegionMap
 from prfaas_net.kv.codecs import Codec, codec_for_dtype
@@ -19,10 +21,10 @@ from prfaas_net.metrics import Metrics
 from prfaas_net.nodes.config import NodeConfig
 from prfaas_net.nodes.engine_api import Engine, PrefillResult
 from prfaas_net.nodes.info import describe_node
-from prfaas_net.nodes.link_metrics import LinkCollector
+from prfaas_net.nodes.link_metrics import LinkCollector, describe_links
 from prfaas_net.nodes.messages import NodeInfo, PrefillCall, TransferReport
 from prfaas_net.nodes.server import ControlServer, Emit, parse_call
-from prfaas_net.transport import Arena, Identity, LinkPool, Outgoing, SenderGate
+from prfaas_net.transport import Arena, Identity, LinkBase, LinkPool, Outgoing, SenderGate
 from prfaas_net.wire import SenderStats, Ticket
 
 __all__ = ["PrefillNode"]
@@ -79,12 +81,19 @@ class PrefillNode:
         self.metrics = Metrics()
         self.arena = Arena(config.kv.arena)
         security, options = config.kv.security(), config.kv.options()
-        self.gate = SenderGate(identity=self.identity, security=security, options=options)
-        self.links = LinkPool(identity=self.identity, security=security, options=options, gate=self.gate)
+        self.gate = SenderGate(
+            identity=self.identity, security=security, options=options, on_verdict=self._link_verdict
+        )
+        self.links = LinkPool(
+            identity=self.identity, security=security, options=options, gate=self.gate, on_verdict=self._link_verdict
+        )
+        # Told at once of every change of a link's verdict, with the name of the node at its other end.
+        self.on_verdict: Callable[[str, Verdict], None] = lambda peer, verdict: None
         self.metrics.registry.register(LinkCollector(lambda: [link.stats() for link in self.links.links]))
         key = config.node_key.get_secret_value() if config.node_key else None
         self.control = ControlServer(self.info, self.metrics, node_key=key)
         self.control.app.router.add_post("/v1/prefill", self._prefill)
+        self.control.app.router.add_get("/v1/links", self._links)
         full = [t.dtype for la in engine.layout.layers if la.kind is KvKind.FULL for t in la.tensors]
         self._codec = codec_for_dtype(full[0]) if full else Codec.RAW
         self._slot = asyncio.Semaphore(1)
@@ -94,6 +103,7 @@ class PrefillNode:
         self._bytes = self.metrics.counter("kv_sent_bytes", "KVCache bytes delivered", ("kind",))
         self._resent = self.metrics.counter("kv_resent_chunks", "Chunks that were sent more than once")
         self._prefill_s = self.metrics.histogram("prefill_seconds", "Time in the engine")
+        self._verdicts = self.metrics.counter("link_verdicts", "Changes of what a link is doing", ("state",))
         self._exposed_s = self.metrics.histogram("kv_exposed_seconds", "End of prefill to last byte confirmed")
 
     def info(self) -> NodeInfo:
@@ -119,6 +129,14 @@ class PrefillNode:
             await self._run(call, emit)
 
         return await self.control.run(request, job, deadline_s=call.deadline_s)
+
+    async def _links(self, request: web.Request) -> web.Response:
+        """Every link that is up, and what it is doing."""
+        return web.Response(body=orjson.dumps(describe_links(self.links.links)), content_type="application/json")
+
+    def _link_verdict(self, link: LinkBase, verdict: Verdict) -> None:
+        self._verdicts.labels(verdict.state.value).inc()
+        self.on_verdict(link.peer_name, verdict)
 
     # -- one prompt ---------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from prfaas_net.transport.gate import SenderGate
 from prfaas_net.transport.identity import Identity
 from prfaas_net.transport.incoming import Incoming
 from prfaas_net.transport.link import SenderLink
+from prfaas_net.transport.link_base import LinkBase
 from prfaas_net.transport.listener import KvListener
 from prfaas_net.transport.memory import MemoryLink, MemoryListener
 from prfaas_net.transport.options import LinkOptions
@@ -21,6 +22,7 @@ __all__ = [
     "Identity",
     "Incoming",
     "KvListener",
+    "LinkBase",
     "LinkOptions",
     "LinkPool",
     "LinkStats",

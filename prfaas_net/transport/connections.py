@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from prfaas_net.clock import Clock
 from prfaas_net.errors import LinkError
@@ -24,6 +25,7 @@ class SendingConnections:
 
     Args:
         work: guards the session; lanes wait on it for chunks.
+        budget_bps: what all data connections together are paced to; None: not at all.
         views: finds a chunk's bytes.
         on_change: called on the loop when a lane has ended.
     """
@@ -37,6 +39,7 @@ class SendingConnections:
         lock: threading.Lock,
         clock: Clock,
         options: LinkOptions,
+        budget_bps: int | None,
         views: Views,
         on_event: Callable[[Event], None],
         on_change: Callable[[], None],
@@ -47,7 +50,7 @@ class SendingConnections:
         self.had_lanes = False
         self._work = work
         self._clock = clock
-        self._options = options
+        self._options = replace(options, budget_bps=budget_bps)
         self._views = views
         self._on_change = on_change
         self.driver = SessionDriver(session, clock=clock, lock=lock, on_event=on_event, on_pump=self._wake_lanes)
@@ -79,6 +82,11 @@ class SendingConnections:
     def open_lanes(self) -> int:
         """Data connections that are up and stay so."""
         return sum(not lane.closing for lane in self.lanes.values())
+
+    def pace_to(self, budget_bps: int) -> None:
+        """Another budget from now on."""
+        self._options = replace(self._options, budget_bps=budget_bps)
+        self._share_budget()
 
     def _share_budget(self) -> None:
         """The budget is the link's: whatever number of connections there is, they get it in equal parts."""

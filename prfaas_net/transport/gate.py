@@ -7,8 +7,10 @@ back by itself when the link dies, and the sender's transfers wait for it within
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from prfaas_net.clock import Clock, SystemClock
+from prfaas_net.congestion.verdict import Verdict
 from prfaas_net.errors import IncompatibleError, LinkError, PrfaasError
 from prfaas_net.transport.accepting import Accepting
 from prfaas_net.transport.connections import SendingConnections
@@ -30,6 +32,7 @@ class AcceptedLink(LinkBase):
         self._came_back = asyncio.Event()
         self._now = self._next = self._make_connections(peer)
         self._tasks = [asyncio.create_task(self._keep()), asyncio.create_task(self._sample())]
+        self.telemetry.start()
 
     @property
     def latest(self) -> SendingConnections:
@@ -69,7 +72,11 @@ class AcceptedLink(LinkBase):
 
 
 class SenderGate:
-    """Accepts receivers; each becomes a link."""
+    """Accepts receivers; each becomes a link.
+
+    Args:
+        on_verdict: as for a pool.
+    """
 
     def __init__(
         self,
@@ -79,7 +86,9 @@ class SenderGate:
         options: LinkOptions | None = None,
         timers: Timers | None = None,
         clock: Clock | None = None,
+        on_verdict: Callable[[LinkBase, Verdict], None] | None = None,
     ) -> None:
+        self._on_verdict = on_verdict
         self._options = options or LinkOptions()
         self._timers = timers or Timers()
         self._clock = clock or SystemClock()
@@ -162,6 +171,7 @@ class SenderGate:
         link = self._links.get(hello.boot_id)
         if link is None:
             link = AcceptedLink(peer, options=self._options, timers=self._timers, clock=self._clock)
+            link.tell_verdicts_to(self._on_verdict)
             self._links[hello.boot_id] = link
         else:
             link.begin_again(peer)

@@ -87,6 +87,7 @@ class SenderLink(LinkBase):
         )
         link._now = await link._dial_session()
         link._sampling = asyncio.create_task(link._sample())
+        link.telemetry.start()
         link._tasks = [asyncio.create_task(link._keep()), link._sampling]
         return link
 
@@ -157,6 +158,7 @@ class SenderLink(LinkBase):
             elif self._now.session.orphans:
                 await self._come_back()
         self._sampling.cancel()
+        self.telemetry.end()
 
     async def _replace_lanes(self) -> None:
         backoff_s, last_s = BACKOFF_S

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from prfaas_net.clock import Clock
 from prfaas_net.congestion.tcp_info import TcpInfo
+from prfaas_net.congestion.verdict import Verdict
 from prfaas_net.errors import DeadlineError, LinkError, PrfaasError
 from prfaas_net.kv.chunks import ChunkTable
 from prfaas_net.kv.codecs import Codec
@@ -17,6 +18,7 @@ from prfaas_net.transport.options import LinkOptions
 from prfaas_net.transport.outgoing import Outgoing
 from prfaas_net.transport.stats import LinkStats, TransferProgress, read_tcp_info
 from prfaas_net.transport.streams import Stream
+from prfaas_net.transport.telemetry import LinkTelemetry
 from prfaas_net.transport.tuning import LinkSampler, StreamTuner
 from prfaas_net.units import MiB
 from prfaas_net.wire import (
@@ -55,6 +57,15 @@ class LinkBase:
         self._tuner: StreamTuner | None = None
         self._ended_bytes = 0
         self._now: SendingConnections
+        self.telemetry = LinkTelemetry(
+            streams=lambda: [(number, lane.stream) for number, lane in self._now.lanes.items()],
+            alive=lambda: self.alive,
+            backlog_bytes=self._backlog_bytes,
+            clock=clock,
+            budget_bps=options.budget_bps,
+            on_budget=lambda budget_bps: self._now.pace_to(budget_bps),
+            log_directory=options.telemetry_log,
+        )
 
     # -- for the user -------------------------------------------------------------------------------------------
 
@@ -86,6 +97,15 @@ class LinkBase:
     def rtt_s(self) -> float | None:
         """Round trip of the last ping, application to application."""
         return self._now.session.rtt_s
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the link is doing, by the last look at its sockets."""
+        return self.telemetry.verdict
+
+    def tell_verdicts_to(self, listener: Callable[[LinkBase, Verdict], None] | None) -> None:
+        """Have every change told, on the loop, within the look that found it; None tells nobody."""
+        self.telemetry.on_verdict = None if listener is None else lambda verdict: listener(self, verdict)
 
     @property
     def connections(self) -> int:
@@ -120,6 +140,8 @@ class LinkBase:
             bytes_sent=self._sampler.sent_bytes,
             bytes_retrans=self._sampler.retrans_bytes,
             delivery_rate_bps=sum(info.delivery_rate_bps for info in infos),
+            budget_bps=self.telemetry.budget_bps,
+            verdict=self.verdict,
         )
 
     def open(
@@ -150,6 +172,7 @@ class LinkBase:
             transfer.codec = codec if codec.feature in self._now.peer.features else Codec.RAW
             outgoing = self._outgoing[transfer] = Outgoing(self, transfer, views)
         self._now.driver.pump()
+        self.telemetry.wake()
         return outgoing
 
     def probe(self, total_bytes: int, *, chunk_bytes: int = MiB, lifetime_s: float = 30.0) -> Outgoing:
@@ -164,10 +187,12 @@ class LinkBase:
         self._now.driver.pump()
         outgoing.ready_all()
         outgoing.seal({})
+        self.telemetry.wake()
         return outgoing
 
     async def close(self, reason: str = "the sender closed the link", *, timeout_s: float = 1.0) -> None:
         """End the link; transfers under way fail on both sides. Joins its threads."""
+        self.telemetry.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -198,6 +223,7 @@ class LinkBase:
         session = SendingSession(timers=self._timers, now=self._clock.now(), resumable=self.options.resume_window_s > 0)
         return SendingConnections(
             session, peer, work=self._work, lock=self._lock, clock=self._clock, options=self.options, views=self._view,
+            budget_bps=self.telemetry.budget_bps,
             on_event=self._event, on_change=self._changed.set,
         )  # fmt: skip
 
@@ -252,6 +278,13 @@ class LinkBase:
             for _ in range(self._now.open_lanes - wanted):
                 self._now.retire_lane()
             self._changed.set()
+
+    def _backlog_bytes(self) -> int:
+        """Made and not acknowledged, by the mean size of a transfer's chunks: this is asked fifty times a second."""
+        return sum(
+            max(0, t.table.total_bytes * t.ready.count // max(1, len(t.table)) - t.stats.acked_bytes)
+            for t in tuple(self._outgoing)
+        )
 
     def _acked_bytes(self) -> int:
         with self._lock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 
 from prfaas_net.errors import ConfigError
 from prfaas_net.units import KiB
@@ -36,6 +37,7 @@ class LinkOptions:
         connect_timeout_s: for a TCP connect, and again for the handshake.
         resume_window_s: how long a sender that has lost every connection tries to come back with its transfers.
         encode: whether chunks may be compressed where that is sooner than sending them as they are.
+        telemetry_log: a directory in which every link records what its sockets said, to be replayed.
         local_addresses: of this host, to leave from in turn (several network cards, several paths).
     """
 
@@ -49,6 +51,7 @@ class LinkOptions:
     connect_timeout_s: float = 5.0
     resume_window_s: float = 5.0
     encode: bool = False
+    telemetry_log: Path | None = None
     local_addresses: tuple[str, ...] = ()
 
     def local_address(self, lane: int) -> str | None:

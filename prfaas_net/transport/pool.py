@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from prfaas_net.congestion.verdict import Verdict
 from prfaas_net.errors import LinkError
 from prfaas_net.transport.gate import SenderGate
 from prfaas_net.transport.identity import Identity
@@ -24,6 +25,7 @@ class LinkPool:
 
     Args:
         gate: where receivers that cannot be dialled dial in; a ticket without endpoints is for one of those.
+        on_verdict: told on the loop, at once, whenever a link that this pool has dialled does something else.
     """
 
     def __init__(
@@ -34,12 +36,14 @@ class LinkPool:
         options: LinkOptions,
         timers: Timers | None = None,
         gate: SenderGate | None = None,
+        on_verdict: Callable[[LinkBase, Verdict], None] | None = None,
     ) -> None:
         self._gate = gate
         self._identity = identity
         self._security = security
         self._options = options
         self._timers = timers or Timers()
+        self._on_verdict = on_verdict
         self._links: dict[_Endpoints, SenderLink] = {}
         self._dialling: dict[_Endpoints, asyncio.Task[SenderLink]] = {}
 
@@ -80,9 +84,11 @@ class LinkPool:
         return await asyncio.shield(task)
 
     async def _connect(self, endpoints: Sequence[tuple[str, int]]) -> SenderLink:
-        return await SenderLink.connect(
+        link = await SenderLink.connect(
             endpoints, identity=self._identity, security=self._security, options=self._options, timers=self._timers
         )
+        link.tell_verdicts_to(self._on_verdict)
+        return link
 
     def _dialled(self, endpoints: _Endpoints, task: asyncio.Task[SenderLink]) -> None:
         del self._dialling[endpoints]

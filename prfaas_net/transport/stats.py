@@ -6,6 +6,7 @@ import socket
 from dataclasses import dataclass
 
 from prfaas_net.congestion.tcp_info import TCP_INFO, TCP_INFO_BYTES, TcpInfo
+from prfaas_net.congestion.verdict import Verdict
 from prfaas_net.wire import OutgoingTransfer
 
 __all__ = ["LinkStats", "TransferProgress", "read_tcp_info"]
@@ -60,6 +61,8 @@ class LinkStats:
         rtt_s: of the last ping, application to application; ``tcp_rtt_s`` the kernel's, mean over data connections.
         bytes_sent, bytes_retrans: by the kernel, over the data connections that are up.
         delivery_rate_bps: the kernel's estimates, summed.
+        budget_bps: what the link is paced to now; None if it is not.
+        verdict: what the link is doing.
     """
 
     peer: str
@@ -74,6 +77,8 @@ class LinkStats:
     bytes_sent: int
     bytes_retrans: int
     delivery_rate_bps: int
+    budget_bps: int | None
+    verdict: Verdict
 
 
 def read_tcp_info(sock: socket.socket) -> TcpInfo | None:

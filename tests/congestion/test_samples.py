@@ -78,11 +78,11 @@ def test_no_sequence_of_looks_raises_or_makes_a_nan(sequence: list[LinkSample], 
 def test_any_log_reads_back_as_it_was_written(sequence: list[LinkSample]) -> None:
     """And the verdicts of what was read are those of what was written, bit for bit."""
     head = LogHead("cubic", {"seed": 7})
-    lines = [write_head(head), *map(write_sample, sequence), write_mark(Mark(1.5, "competitor"))]
+    lines = [write_head(head), *map(write_sample, sequence), write_mark(Mark(1.5, "competitor", 2.5))]
     found, entries = read_log(lines)
     read = list(entries)
     assert found == head
-    assert read == [*sequence, Mark(1.5, "competitor")]
+    assert read == [*sequence, Mark(1.5, "competitor", 2.5)]
     for name in DETECTORS:
         detector = make_detector(name, "cubic")
         assert list(replay(name, found, read)) == [detector.observe(look) for look in sequence]

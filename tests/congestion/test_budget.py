@@ -1,0 +1,108 @@
+"""The pacing budget: within what is configured, one cut a round trip, back when it is calm."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prfaas_net.congestion.budget import FLOOR_SHARE, BudgetFollower
+from prfaas_net.congestion.path import PathDetector
+from prfaas_net.congestion.verdict import LinkState, Verdict
+from tests.congestion.fluid import EVERY_S, MBPS, Fluid
+
+CONFIGURED = 140_000_000
+
+
+def verdict(state: LinkState, goodput_bps: float, *, rtt_s: float = 0.04) -> Verdict:
+    return Verdict(state, 0.0, 0.0, goodput_bps=goodput_bps, base_rtt_s=rtt_s)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(LinkState), st.floats(0, 1e12), st.floats(0, 2.0), st.floats(0, 5.0)), max_size=60
+    )
+)
+def test_it_never_leaves_its_bounds_and_is_cut_once_a_round_trip(
+    steps: list[tuple[LinkState, float, float, float]],
+) -> None:
+    """Whatever the verdicts."""
+    follower, now, cut_at_s = BudgetFollower(CONFIGURED), 0.0, None
+    for state, goodput_bps, rtt_s, later_s in steps:
+        now += later_s
+        before = follower.budget_bps
+        after = follower.follow(verdict(state, goodput_bps, rtt_s=rtt_s), now=now)
+        assert FLOOR_SHARE * CONFIGURED - 1 <= after <= CONFIGURED
+        if after < before:
+            assert state is LinkState.CONGESTED
+            assert cut_at_s is None or now - cut_at_s >= rtt_s
+            cut_at_s = now
+
+
+def test_it_goes_down_to_what_arrives() -> None:
+    """A path that carries a quarter is paced to a quarter within four round trips, and not below it."""
+    follower, now = BudgetFollower(CONFIGURED), 0.0
+    for _ in range(20):
+        now += 0.05
+        budget = follower.follow(verdict(LinkState.CONGESTED, 35e6), now=now)
+    assert 0.6 * 35e6 <= budget <= 1.15 * 35e6
+
+
+def test_a_queue_of_others_alone_does_not_starve_us() -> None:
+    """The path carries our pace: five seconds of their queue cost us a half, not all."""
+    follower, now = BudgetFollower(CONFIGURED), 0.0
+    for _ in range(100):
+        now += 0.05
+        follower.follow(verdict(LinkState.CONGESTED, float(follower.budget_bps)), now=now)
+    assert 0.4 * CONFIGURED <= follower.budget_bps < CONFIGURED
+
+
+def test_it_comes_back_step_by_step() -> None:
+    """A fifth of what is configured a second; not while something is building."""
+    follower = BudgetFollower(CONFIGURED)
+    follower.follow(verdict(LinkState.CONGESTED, 35e6), now=1.0)
+    low = follower.budget_bps
+    for tick in range(40):
+        assert follower.follow(verdict(LinkState.BUILDING, low), now=1.1 + tick / 20) == low
+    seen = [follower.follow(verdict(LinkState.CLEAR, low), now=3.1 + tick / 50) for tick in range(200)]
+    assert seen == sorted(seen)
+    assert max(b - a for a, b in pairwise(seen)) <= 0.021 * CONFIGURED
+    assert seen[-1] == CONFIGURED
+
+
+def test_an_idle_link_is_given_its_budget_back_after_a_while() -> None:
+    """What was learnt ten seconds ago is not known any more."""
+    follower = BudgetFollower(CONFIGURED)
+    follower.follow(verdict(LinkState.CONGESTED, 35e6), now=1.0)
+    low = follower.budget_bps
+    assert follower.follow(verdict(LinkState.IDLE, 0.0), now=5.0) == low
+    for tick in range(400):
+        follower.follow(verdict(LinkState.IDLE, 0.0), now=11.5 + tick / 4)
+    assert follower.budget_bps == CONFIGURED
+
+
+@pytest.mark.parametrize("others_mbps", [100, 160])
+def test_detector_and_budget_together_end_the_queue_and_come_back(others_mbps: int) -> None:
+    """The loop closed on a link as a fluid: their queue is not ours for long, and what they leave is ours again."""
+    link, detector, follower = Fluid(), PathDetector("cubic"), BudgetFollower(CONFIGURED)
+
+    def run(seconds: float) -> list[Verdict]:
+        verdicts = []
+        for _ in range(round(seconds / EVERY_S)):
+            (look,) = link.run(EVERY_S)
+            verdicts.append(detector.observe(look))
+            link.offered_bps = follower.follow(verdicts[-1], now=look.at_s)
+        return verdicts
+
+    run(3.0)
+    link.others_bps = others_mbps * MBPS
+    during = run(10.0)
+    assert follower.budget_bps < 1.2 * (link.rate_bps - link.others_bps)
+    assert sum(v.queueing_delay_s for v in during[-100:]) / 100 < link.queue_limit_s / 2
+    link.others_bps = 0.0
+    run(10.0)
+    assert follower.budget_bps == CONFIGURED
+    assert replace(detector.observe(link.run(EVERY_S)[0]), evidence=()).state is LinkState.CLEAR
