@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from prfaas_net.config import is_loopback
 from prfaas_net.errors import ConfigError, PrfaasError
 from prfaas_net.kv.codecs import Codec
+from prfaas_net.transport.congestion_choice import choose_congestion_control
 from prfaas_net.transport.handshaking import accept_handshake
 from prfaas_net.transport.identity import Identity
 from prfaas_net.transport.options import LinkOptions, tune
@@ -145,7 +146,11 @@ class Accepting:
             stream, hello = await accept_handshake(
                 sock, acceptor, self._security, timeout_s=self._options.connect_timeout_s
             )
-            tune(sock, self._options, data=False)
+            # Where receivers dial, data leaves on what was accepted.
+            sends_data = self._role == "receiver" and hello.lane > 0
+            tune(sock, self._options, data=sends_data)
+            if sends_data and self._options.congestion_control is None:
+                choose_congestion_control(sock)
             await self._on_ready(hello, stream)
         except BaseException as error:
             sock.close()

@@ -9,6 +9,7 @@ import ssl
 import aiohappyeyeballs
 
 from prfaas_net.errors import LinkError, PrfaasError, ProtocolError
+from prfaas_net.transport.congestion_choice import choose_congestion_control
 from prfaas_net.transport.options import LinkOptions, tune
 from prfaas_net.transport.security import Security
 from prfaas_net.transport.streams import PlainStream, Stream, TlsStream, tls_handshake
@@ -83,6 +84,8 @@ async def dial(
     sock = await _connect(host, port, options, hello.lane)
     try:
         tune(sock, options, data=hello.lane > 0)
+        if hello.lane > 0 and options.congestion_control is None:
+            choose_congestion_control(sock)
         async with asyncio.timeout(options.connect_timeout_s):
             stream = await _secure(sock, security, host, where)
             dialer = Dialer(hello, security.key)

@@ -28,7 +28,8 @@ class LinkOptions:
     Attributes:
         connections: data connections of a sender to begin with.
         max_connections: the link may find out by itself that more, or fewer, carry more; None keeps their number.
-        congestion_control: a name of ``net.ipv4.tcp_available_congestion_control``, or None for the host's default.
+        congestion_control: a name of ``net.ipv4.tcp_available_congestion_control``; None: between hosts BBR where it
+            may be used, within a host none that paces (``congestion_choice``).
         budget_bps: egress budget of the whole link; each data connection is paced to its share. None: unpaced.
         notsent_lowat_bytes: unsent bytes that the kernel may hold a connection. Small, so that an urgent chunk does
             not wait behind megabytes that were handed over before it.
