@@ -13,10 +13,10 @@ after its prefill is refused, unless nothing else is left.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 from prfaas_net.scheduling.candidates import Candidate
 from prfaas_net.scheduling.events import Arrival
-from prfaas_net.scheduling.links import CONGESTED
 from prfaas_net.scheduling.policy import Policy, PolicySettings, Ranking, register
 from prfaas_net.scheduling.state import FleetState
 
@@ -25,8 +25,6 @@ __all__ = ["EarliestFinishPolicy"]
 # How long a transfer may be held up by its link after the prompt was computed: about the longest prefill of the case
 # study on the slower hardware, so that computing at home is never worse.
 LINK_PATIENCE_S = 20.0
-# A congested path is given no more than it can send within this: the queue in it is not ours to feed.
-CONGESTED_PATIENCE_S = 2.0
 # A copied prefix must save this much: predictions are not exact, and a copy occupies a link.
 COPY_GAIN_S = 0.1
 
@@ -48,7 +46,8 @@ class EarliestFinishPolicy(Policy):
     def rank(self, arrival: Arrival, candidates: Sequence[Candidate], state: FleetState, *, now: float) -> Ranking:
         if len(candidates) == 1:
             return Ranking(candidates, (f"{_name(candidates[0])} is the only candidate",))
-        costs = [(self._cost(c), i) for i, c in enumerate(candidates) if self._within_budget(c)]
+        soonest_s = min([c.ttft_s for c in candidates if c.link is None], default=inf)
+        costs = [(self._cost(c), i) for i, c in enumerate(candidates) if self._within_budget(c, soonest_s)]
         refused = len(candidates) - len(costs)
         if not costs:
             costs = [(self._cost(c), i) for i, c in enumerate(candidates)]
@@ -73,14 +72,10 @@ class EarliestFinishPolicy(Policy):
             cost += self.price * c.link_wait_s * c.link_s
         return cost + COPY_GAIN_S if c.copy_from is not None else cost
 
-    def _within_budget(self, c: Candidate) -> bool:
-        link = c.link
-        if link is None:
+    def _within_budget(self, c: Candidate, soonest_s: float) -> bool:
+        if c.link is None:
             return True
-        if not link.usable:
-            return False
-        patience_s = CONGESTED_PATIENCE_S if link.state == CONGESTED else LINK_PATIENCE_S
-        return c.link_wait_s + c.link_s <= c.wait_s + c.prefill_s + patience_s
+        return c.link.usable and c.link_wait_s + c.link_s <= soonest_s + LINK_PATIENCE_S
 
 
 def _name(candidate: Candidate) -> str:

@@ -8,8 +8,8 @@ __all__ = ["BUILDING", "CONGESTED", "DOWN", "LinkLoad"]
 
 # The states of ``prfaas_net.congestion.LinkState`` that matter here; every other one says nothing against a link.
 BUILDING, CONGESTED, DOWN = "building", "congested", "down"
-# How much of what was available is still counted on, by state: a queue that builds is left room to drain (TCP
-# itself backs off to 0.7 to 0.85 of its window, RFC 9438), a congested path is given half.
+# What share of its budget a link is counted on for while nothing was measured, by state: TCP itself backs off to 0.7
+# of its window where a queue builds (RFC 9438); a congested path is given half.
 _TRUST = {BUILDING: 0.8, CONGESTED: 0.5}
 # Below this a link carries nothing that a prediction could be made of.
 MIN_BPS = 1e3
@@ -51,9 +51,9 @@ class LinkLoad:
     @property
     def rate_bps(self) -> float:
         """What is counted on, in bits/s; 0 where the link was never described."""
-        rate = self.available_bps or self.budget_bps
+        rate = self.available_bps
         if rate <= 0.0:
-            return 0.0
-        if self.budget_bps and rate > self.budget_bps:
+            rate = self.budget_bps * _TRUST.get(self.state, 1.0)
+        elif self.budget_bps and rate > self.budget_bps:
             rate = self.budget_bps
-        return max(MIN_BPS, rate * _TRUST.get(self.state, 1.0))
+        return max(MIN_BPS, rate) if rate > 0.0 else 0.0

@@ -1,7 +1,9 @@
-"""A link that transfers share: fair shares of what it carries at the moment, never faster than data is made.
+"""A link that transfers share: what it carries at the moment is divided among them, never faster than data is made.
 
-The model is fluid. Each transfer is given an equal share of the link (what TCP connections of equal number and round
-trip come to); one that is made more slowly than its share takes what is made, and leaves the rest to the others.
+The model is fluid. By default the link serves as our transport does: what began first (whose deadline is earliest)
+takes all it can use, and what it leaves goes to the next. ``fair`` gives every transfer an equal share instead, as
+independent TCP connections have it. Either way a transfer that is made more slowly than its share takes what is made,
+and leaves the rest to the others.
 """
 
 from __future__ import annotations
@@ -57,6 +59,7 @@ class SimLink:
     Attributes:
         capacity_bps: what it carries now, cross traffic taken off.
         rtt_s: a transfer lands half of it after its last bit was sent.
+        fair: equal shares, rather than first come, first served.
         sent_bits: by all transfers, so far.
     """
 
@@ -65,6 +68,7 @@ class SimLink:
     destination: str
     capacity_bps: float
     rtt_s: float = 0.0
+    fair: bool = False
     flows: list[Flow] = field(default_factory=list)
     sent_bits: float = 0.0
     _since_s: float = 0.0
@@ -130,16 +134,19 @@ class SimLink:
         self.loop.after(max(1e-9, self._steady_s(now)), self._wake, self._epoch)
 
     def _divide(self, now: float) -> None:
-        left_bps, waiting = self.capacity_bps, []
+        left_bps = self.capacity_bps
+        waiting: list[tuple[float, Flow]] = []
         for flow in self.flows:
             if flow.behind or now >= flow.made_until_s:
                 # Whether it has caught up with what is made; rounding must not make it lag for ever.
                 behind = now >= flow.made_until_s or flow.made_bits(now) - flow.sent_bits > NOTHING_BITS
                 flow.behind = behind
             waiting.append((math.inf if flow.behind else flow.make_bps, flow))
-        waiting.sort(key=lambda pair: pair[0])
+        if self.fair:
+            # The slowest made first: what they do not take is divided among the others.
+            waiting.sort(key=lambda pair: pair[0])
         for i, (cap_bps, flow) in enumerate(waiting):
-            share_bps = left_bps / (len(waiting) - i)
+            share_bps = left_bps / (len(waiting) - i) if self.fair else left_bps
             flow.rate_bps = min(cap_bps, share_bps)
             if cap_bps > share_bps:
                 flow.behind = True
@@ -150,6 +157,8 @@ class SimLink:
         soonest = math.inf
         for flow in self.flows:
             making = now < flow.made_until_s
+            if flow.rate_bps <= 0.0:
+                continue
             if not flow.behind:
                 until_s = flow.made_until_s - now
             elif making:

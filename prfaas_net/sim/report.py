@@ -9,7 +9,7 @@ from rich.table import Table
 
 from prfaas_net.sim.case_study import paper
 
-__all__ = ["show_paper"]
+__all__ = ["show_compare", "show_paper"]
 
 
 def _table(title: str, *names: str) -> Table:
@@ -54,3 +54,27 @@ def _show_event(event: dict[str, Any], console: Console) -> None:
     console.print(table)
     rates = ", ".join(f"{n} {r:.3f} | {expected['saturation_req_s'][n]}" for n, r in event["saturation_req_s"].items())
     console.print(f"saturation, requests/s: {rates}")
+
+
+def show_compare(report: dict[str, Any], console: Console) -> None:
+    """The report of ``prfaas sim compare``."""
+    names = ("workload", "link", "load", "policy", "mean", "P90", "P99", "goodput", "offloaded")
+    table = _table(f"TTFT in seconds, goodput in requests/s; the default policy is {report['default_policy']}", *names)
+    before = None
+    for row in report["rows"]:
+        group = (row["workload"], row["link"], row["load"])
+        if before is not None and group != before:
+            table.add_section()
+        before = group
+        table.add_row(
+            row["workload"], row["link"], str(row["load"]), row["policy"],
+            f"{row['ttft_mean_s']:.2f} ± {row['ttft_mean_ci95_s']:.2f}", f"{row['ttft_p90_s']:.2f}",
+            f"{row['ttft_p99_s']:.2f}", f"{row['goodput_req_s']:.2f}", f"{row['offloaded_share']:.0%}",
+        )  # fmt: skip
+    console.print(table)
+    for row in report["rows"]:
+        if row["policy"] == report["default_policy"] and "drop_oracle_req_s" in row:
+            console.print(
+                f"{row['workload']} at {row['load']}: {row['drop_throughput_req_s']:.2f} requests/s through the drops, "
+                f"{row['drop_throughput_req_s'] / row['drop_oracle_req_s']:.1%} of the re-optimised threshold's"
+            )

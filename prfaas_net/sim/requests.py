@@ -8,6 +8,7 @@ import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from importlib import resources
 from pathlib import Path
 from random import Random
 
@@ -21,9 +22,11 @@ __all__ = [
     "SimRequest",
     "at_rate",
     "azure_trace",
+    "mooncake_conversation",
     "mooncake_trace",
     "poisson",
     "read_trace",
+    "uncached_tokens",
     "with_jitter",
 ]
 
@@ -146,3 +149,30 @@ def at_rate(requests: Sequence[SimRequest], rate_req_s: float) -> list[SimReques
     factor = (len(requests) / rate_req_s) / span_s
     start = requests[0].at_s
     return [replace(r, at_s=(r.at_s - start) * factor) for r in requests]
+
+
+def mooncake_conversation() -> list[SimRequest]:
+    """Mooncake's conversation trace, which the package brings along: 12,031 requests of an hour, with the blocks that
+    they share. Its times are rounded to 3 s; see :func:`with_jitter`."""
+    packed = resources.files("prfaas_net.sim").joinpath("data/mooncake_conversation.runs.jsonl.gz").read_bytes()
+    found = []
+    for line in gzip.decompress(packed).splitlines():
+        at_ms, prompt_tokens, output_tokens, runs = orjson.loads(line)
+        blocks = tuple(block for first, count in runs for block in range(first, first + count))
+        found.append(SimRequest(at_ms / 1000.0, prompt_tokens, output_tokens, blocks))
+    return found
+
+
+def uncached_tokens(requests: Iterable[SimRequest]) -> list[int]:
+    """What has to be computed of every prompt where everything that was seen before is still cached."""
+    seen: set[int] = set()
+    found = []
+    for request in requests:
+        count = 0
+        for block_id in request.block_ids:
+            if block_id not in seen:
+                break
+            count += 1
+        seen.update(request.block_ids)
+        found.append(max(1, request.prompt_tokens - count * MOONCAKE_BLOCK_TOKENS))
+    return found

@@ -119,6 +119,7 @@ class SimResult:
         total = np.bincount(bucket, minlength=count)
         share = np.bincount(bucket, weights=remote, minlength=count) / np.maximum(1, total)
         use = [b / c if c else 0.0 for b, c in zip(self.link_bits, self.link_capacity_bits, strict=True)]
+        use += [0.0] * (count - len(use))
         return {
             "at_s": [i * BUCKET_S for i in range(count)],
             "offloaded_share": [round(float(x), 4) for x in share],

@@ -12,11 +12,11 @@ from prfaas_net.sim.network import SimLink
 G = 1e9
 
 
-def play(sends: list[tuple[float, float, float]], capacity_bps: float = G, rtt_s: float = 0.0) -> dict[object, float]:
+def play(sends: list[tuple[float, float, float]], *, fair: bool = True, rtt_s: float = 0.0) -> dict[object, float]:
     """Landing times of transfers given as (begin, bits, made within)."""
     loop = Loop()
     landed: dict[object, float] = {}
-    link = SimLink(loop, "a", "b", capacity_bps, rtt_s)
+    link = SimLink(loop, "a", "b", G, rtt_s, fair)
 
     def begin(send: tuple[int, float, float]) -> None:
         number, bits, made_s = send
@@ -38,6 +38,13 @@ def test_two_transfers_share_a_link() -> None:
     """Both have half while both are there; the first then leaves the whole to the second."""
     landed = play([(0.0, G, 0.0), (0.0, 2 * G, 0.0)])
     assert landed[0] == pytest.approx(2.0)
+    assert landed[1] == pytest.approx(3.0)
+
+
+def test_the_first_transfer_goes_first() -> None:
+    """Unless shares are fair: the second waits, and ends no later than it would have."""
+    landed = play([(0.0, G, 0.0), (0.0, 2 * G, 0.0)], fair=False)
+    assert landed[0] == pytest.approx(1.0)
     assert landed[1] == pytest.approx(3.0)
 
 
@@ -79,7 +86,7 @@ def test_a_cancelled_transfer_frees_its_share() -> None:
     """The other one has the link for itself from then on."""
     loop = Loop()
     landed: list[float] = []
-    link = SimLink(loop, "a", "b", G)
+    link = SimLink(loop, "a", "b", G, fair=True)
     flow = link.send(10 * G, 0.0, lambda tag: landed.append(-1.0), None)
     link.send(2 * G, 0.0, lambda tag: landed.append(loop.now), None)
     loop.at(2.0, lambda _: link.cancel(flow))
@@ -87,12 +94,13 @@ def test_a_cancelled_transfer_frees_its_share() -> None:
     assert landed == [pytest.approx(3.0)]
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_random_transfers_all_land_no_sooner_than_possible(seed: int) -> None:
+@pytest.mark.parametrize("fair", [True, False])
+@pytest.mark.parametrize("seed", range(12))
+def test_random_transfers_all_land_no_sooner_than_possible(seed: int, fair: bool) -> None:
     """Whatever comes when: nobody beats the link alone, nor the making; all of it arrives."""
     rng = Random(seed)
     sends = [(rng.uniform(0, 20), rng.uniform(0.01, 3) * G, rng.choice([0.0, rng.uniform(0, 8)])) for _ in range(40)]
-    landed = play(sends)
+    landed = play(sends, fair=fair)
     assert len(landed) == len(sends)
     for i, (at_s, bits, made_s) in enumerate(sends):
         assert landed[i] >= at_s + max(bits / G, made_s) - 1e-6

@@ -1,0 +1,95 @@
+"""Plots of a comparison, as PNG. matplotlib is an optional dependency."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prfaas_net.errors import ConfigError
+from prfaas_net.sim.compare import DEFAULT_POLICY, Cell, run_cell
+
+__all__ = ["draw"]
+
+# Requests of the one run whose details are drawn.
+DETAIL_REQUESTS = 4000
+
+
+def draw(cells: Sequence[Cell], directory: Path, report: dict[str, Any]) -> list[Path]:
+    """TTFT CDF, goodput against load, link use and offloaded share over time.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise ConfigError("plots need matplotlib", do="pip install 'prfaas-net[plots]'") from error
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = [_cdf(cells, directory, plt), _goodput(report, directory, plt), _timeline(cells, directory, plt)]
+    plt.close("all")
+    return paths
+
+
+def _save(figure: Any, path: Path) -> Path:
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def _cdf(cells: Sequence[Cell], directory: Path, plt: Any) -> Path:
+    """How TTFT is distributed, at the highest load of the first workload and link."""
+    first, load = cells[0], max(cell.load for cell in cells)
+    figure, axes = plt.subplots()
+    for name in dict.fromkeys(cell.policy for cell in cells):
+        cell = replace(first, policy=name, load=load, requests=min(first.requests, DETAIL_REQUESTS))
+        times = np.sort(np.asarray(run_cell(cell)[1].ttft_s))
+        axes.plot(times, np.arange(1, len(times) + 1) / len(times), label=name)
+    axes.set(xlabel="TTFT, s", ylabel="share of requests", xscale="log", title=_title(first, load))
+    axes.legend()
+    return _save(figure, directory / "ttft_cdf.png")
+
+
+def _goodput(report: dict[str, Any], directory: Path, plt: Any) -> Path:
+    """Requests/s within the limit, against load."""
+    rows = report["rows"]
+    figure, axes = plt.subplots()
+    workload, link = rows[0]["workload"], rows[0]["link"]
+    for name in dict.fromkeys(row["policy"] for row in rows):
+        mine = [r for r in rows if (r["policy"], r["workload"], r["link"]) == (name, workload, link)]
+        axes.plot([r["load"] for r in mine], [r["goodput_req_s"] for r in mine], marker="o", label=name)
+    axes.set(xlabel="load", ylabel="goodput, requests/s", title=f"{workload}, {link} link")
+    axes.legend()
+    return _save(figure, directory / "goodput.png")
+
+
+def _timeline(cells: Sequence[Cell], directory: Path, plt: Any) -> Path:
+    """Link use and offloaded share while the link changes, for the default policy."""
+    links = [cell.link for cell in cells]
+    link = next((name for name in ("drop", "bursty") if name in links), links[0])
+    load = max(cell.load for cell in cells)
+    cell = replace(cells[0], link=link, policy=DEFAULT_POLICY, load=load, requests=DETAIL_REQUESTS)
+    result = run_cell(cell)[1]
+    line = result.timeline()
+    figure, (upper, lower) = plt.subplots(2, sharex=True)
+    upper.plot(line["at_s"], line["link_use"])
+    upper.set(ylabel="link use", title=_title(cell, load))
+    lower.plot(line["at_s"], line["offloaded_share"])
+    lower.set(xlabel="time, s", ylabel="offloaded share")
+    if result.thresholds:
+        # A step at every change of t, on an axis of its own.
+        twin = lower.twinx()
+        at_s, t_tokens = zip(*result.thresholds, (result.seconds, result.thresholds[-1][1]), strict=True)
+        twin.step(at_s, t_tokens, where="post", linestyle=":")
+        twin.set(ylabel="t, tokens")
+    return _save(figure, directory / "timeline.png")
+
+
+def _title(cell: Cell, load: float) -> str:
+    return f"{cell.workload}, {cell.link} link, load {load}"
