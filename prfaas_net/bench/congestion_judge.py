@@ -24,7 +24,7 @@ PAYLOAD_SHARE = 1448 / 1500
 OVERLOAD_WINDOW_S = 0.05
 # An estimate is held against what the link then carried, from then on for so long.
 AHEAD_S = 0.5
-ALARM = LinkState.CONGESTED
+ALARM, TROUBLE = LinkState.CONGESTED, (LinkState.BUILDING, LinkState.CONGESTED)
 
 
 @dataclass
@@ -129,7 +129,7 @@ def _judge_one(cell: _Cell, recording: Recording, name: str, overload_s: float |
     cell.detect_s.append(found.at_s - onset_s)
     cell.first_byte_s.append(found.at_s - recording.start_s)
     cell.again.append(_retransmitted(recording, recording.start_s, found.at_s))
-    cleared = next((v.at_s for v in verdicts if v.at_s >= recording.stop_s and v.state is not ALARM), None)
+    cleared = next((v.at_s for v in verdicts if v.at_s >= recording.stop_s and v.state not in TROUBLE), None)
     if cleared is not None:
         cell.clear_s.append(cleared - recording.stop_s)
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 __all__ = ["BandwidthEstimator"]
 
-# Weight of a new round trip. Half of what the estimate says is younger than three of them.
-GAIN = 0.25
-
 
 class BandwidthEstimator:
     """Delivery rates in, an estimate and its error out.
@@ -22,13 +19,16 @@ class BandwidthEstimator:
         self._at_s = 0.0
 
     def add(self, rate_bps: float, *, round_s: float, now: float) -> None:
-        """Take a rate measured over the last ``round_s``; called as often as one likes, it counts by time."""
+        """Take a rate measured over the last ``round_s``, as often as one likes: it counts by time.
+
+        After one more round most of what the estimate said before is forgotten; slower ones were further off.
+        """
         if rate_bps <= 0:
             return
         if self.rate_bps is None:
             self.rate_bps, self._at_s = rate_bps, now
             return
-        weight = min(1.0, max(0.0, now - self._at_s) / max(round_s, 1e-3)) * GAIN
+        weight = min(1.0, max(0.0, now - self._at_s) / max(round_s, 1e-3))
         self._at_s = now
         off = abs(rate_bps - self.rate_bps) / max(rate_bps, self.rate_bps)
         self.error += weight * (off - self.error)

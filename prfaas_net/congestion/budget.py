@@ -9,8 +9,9 @@ __all__ = ["BudgetFollower"]
 # Where the path does not carry what we pace, the budget goes down by this factor, once a round trip, to what arrives.
 # (CUBIC's beta, RFC 9438.)
 CUT = 0.7
-# Where it does carry it, but others queue, once a second by less: taking back more would only leave it to them.
-CUT_QUEUED, CUT_QUEUED_EVERY_S = 0.85, 1.0
+# Where it does carry it, but others queue, we give way a little, once a second and three times in all: who only queues
+# more, as CUBIC does, would be left everything.
+CUT_QUEUED, CUT_QUEUED_EVERY_S, CUTS_QUEUED = 0.85, 1.0, 3
 ROUND_LEAST_S = 0.05
 # What arrives is that much of the budget, or the path carries less than it.
 CARRIED_SHARE = 0.9
@@ -34,6 +35,7 @@ class BudgetFollower:
         self.budget_bps = configured_bps
         self._cut_at_s: float | None = None
         self._eased_at_s: float | None = None
+        self._eased = 0
         self._stepped_at_s: float | None = None
         self._trouble_at_s: float | None = None
 
@@ -42,20 +44,22 @@ class BudgetFollower:
         rtt_s = max(ROUND_LEAST_S, verdict.base_rtt_s + verdict.queueing_delay_s)
         if verdict.state in (LinkState.CONGESTED, LinkState.BUILDING, LinkState.DOWN):
             self._trouble_at_s = now
-        if verdict.state is LinkState.CONGESTED:
+        if verdict.state in (LinkState.CONGESTED, LinkState.BUILDING):
             self._cut(verdict, rtt_s, now)
         elif self.budget_bps < self.configured_bps and self._may_grow(verdict, now):
+            self._eased = 0
             self._grow(max(STEP_LEAST_S, STEP_RTTS * rtt_s), now)
         return self.budget_bps
 
     def _cut(self, verdict: Verdict, rtt_s: float, now: float) -> None:
         if self._cut_at_s is not None and now - self._cut_at_s < rtt_s:
             return  # the last cut cannot have shown yet
-        if verdict.goodput_bps < CARRIED_SHARE * self.budget_bps:
+        if verdict.state is LinkState.CONGESTED and verdict.goodput_bps < CARRIED_SHARE * self.budget_bps:
             wanted = max(CUT * self.budget_bps, verdict.goodput_bps)
-        elif self._eased_at_s is None or now - self._eased_at_s >= CUT_QUEUED_EVERY_S:
+        elif self._eased < CUTS_QUEUED and (self._eased_at_s is None or now - self._eased_at_s >= CUT_QUEUED_EVERY_S):
             wanted = CUT_QUEUED * self.budget_bps
             self._eased_at_s = now
+            self._eased += 1
         else:
             return
         self._cut_at_s = now

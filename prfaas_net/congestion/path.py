@@ -7,6 +7,9 @@ never called congested, and neither is one that we fill ourselves because it is 
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 from prfaas_net.congestion.bandwidth import BandwidthEstimator
 from prfaas_net.congestion.detector import Detector
 from prfaas_net.congestion.reading import ECN_HARD, ECN_SOFT, Reader, Reading
@@ -21,10 +24,14 @@ DOWN_S, DOWN_RTTS = 0.5, 5.0
 # Nothing was under way for so long.
 IDLE_S, IDLE_RTTS = 0.2, 2.0
 # A queue this many times what counts is deep.
-DEEP = 2.5
+DEEP = 2.0
+# A deep queue that has lasted so long and still moves is no longer route.
+MOVING_S, MOVING_RTTS = 0.2, 4.0
 # A queue that is neither deep nor loses anything, but does not go away either.
 # (Longer than it takes to tell it from a longer route.)
 STANDING_S, STANDING_RTTS = 2.5, 20.0
+# A rate that is missing something is others' doing if anything was lost within so long; else it is only growing back.
+LOST_S, LOST_RTTS = 1.0, 10.0
 # How many looks in a row have to say so before it is said, and how long trouble must be over.
 RISE = {LinkState.BUILDING: 2, LinkState.CONGESTED: 2, LinkState.DOWN: 1, LinkState.CLEAR: 1}
 RISE_OTHERS = 3
@@ -57,6 +64,8 @@ class PathDetector(Detector):
     def observe(self, sample: LinkSample) -> Verdict:
         step = self._tracker.add(sample)
         if step is None:
+            if not self._looks and math.isfinite(sample.at_s):
+                self._verdict = replace(UNKNOWN, at_s=sample.at_s, since_s=sample.at_s)
             return self._verdict
         self._looks += 1
         reading = self._reader.add(step, troubled=self._verdict.state in _TROUBLED)
@@ -106,16 +115,19 @@ class PathDetector(Detector):
     def _trouble(self, reading: Reading) -> LinkState | None:
         queue, app = reading.queue >= 1, reading.app >= 1
         missing = reading.shortfall >= 1
+        queued_s = self._lasted_s("queue", reading.at_s)
         standing_s = max(STANDING_S, STANDING_RTTS * reading.base_s)
         if (
             (reading.loss >= 1 and not app)
             or reading.ecn * ECN_SOFT >= ECN_HARD
             or (queue and (reading.lossy or missing))
             or (reading.queue >= DEEP and reading.growing)
-            or (queue and self._lasted_s("queue", reading.at_s) > standing_s)
+            or (reading.queue >= DEEP and reading.moving and queued_s > max(MOVING_S, MOVING_RTTS * reading.base_s))
+            or queued_s > standing_s
         ):
             return LinkState.CONGESTED
-        if queue or reading.ecn >= 1 or self._lasted_s("shortfall", reading.at_s) > standing_s:
+        lost_lately = reading.lost_s < max(LOST_S, LOST_RTTS * reading.base_s)
+        if queue or reading.ecn >= 1 or (missing and lost_lately and not app):
             return LinkState.BUILDING
         return None
 
@@ -131,16 +143,17 @@ class PathDetector(Detector):
         self._wanted_looks = self._wanted_looks + 1 if wanted is self._wanted else 1
         self._wanted = wanted
         if state in _TROUBLED:
-            if wanted in _TROUBLED:
+            if wanted is LinkState.CONGESTED or wanted is state:
                 self._calm_since_s, self._calm_looks = None, 0
-                worse = wanted is LinkState.CONGESTED and self._wanted_looks >= RISE[LinkState.CONGESTED]
-                return LinkState.CONGESTED if worse else state
+                return wanted if self._wanted_looks >= RISE[wanted] else state
             if wanted is LinkState.DOWN:
                 return wanted
             self._calm_since_s = now if self._calm_since_s is None else self._calm_since_s
             self._calm_looks += 1
             long_enough = now - self._calm_since_s >= max(CALM_S, CALM_RTTS * reading.base_s)
             return wanted if long_enough and self._calm_looks >= CALM_LOOKS else state
+        if state is LinkState.DOWN and wanted is not state:
+            self._reader.begin_again()
         self._calm_since_s, self._calm_looks = None, 0
         if wanted is LinkState.CONGESTED and self._wanted_looks < RISE[wanted]:
             return state

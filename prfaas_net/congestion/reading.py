@@ -16,18 +16,20 @@ __all__ = ["Reader", "Reading"]
 # Loss, marks and limits are shares of the last half second or 4 round trips; rates of two round trips.
 LONG_S, LONG_RTTS = 0.5, 4.0
 SHORT_S, SHORT_RTTS = 0.1, 2.0
-# A queue counts above a share of the empty path's round trip, within bounds (HyStart++, RFC 9406: 1/8, 4 ms, 16 ms),
-# and above what the path does while it is clear.
-QUEUE_SHARE, QUEUE_LEAST_S, QUEUE_MOST_S = 1 / 8, 4e-3, 16e-3
+# A queue counts above a share of the empty path's round trip, within bounds (as in HyStart++, RFC 9406, whose upper
+# bound is 16 ms), and above what the path does while it is clear.
+QUEUE_SHARE, QUEUE_LEAST_S, QUEUE_MOST_S = 1 / 8, 4e-3, 8e-3
 QUEUE_DEVIATIONS, DEVIATION_GAIN = 4.0, 1 / 16
 # Of one smoothed round trip alone nobody should be afraid.
 QUEUE_SAMPLES = 2
 # A queue that is still growing has grown by so much over so many looks.
 GROWTH_SAMPLES, GROWTH_S = 3, 1e-3
+# One that moves has moved by so much, or by such a share of itself.
+MOVED_S, MOVED_SHARE = 1e-3, 0.05
 # BBRv1 loses 3 to 4 % on a shallow queue that it fills itself; for the others 2 % is what BBRv3 calls too high.
 LOSS_SHARE, LOSS_SHARE_BBR = 0.02, 0.08
-# So many segments make a loss more than an accident; beside a queue, so many of the last two round trips.
-LOSS_SEGMENTS, LOSS_SEGMENTS_QUEUE = 3, 8
+# So many segments make a loss more than an accident.
+LOSS_SEGMENTS = 3
 SEGMENT_BYTES = 1000
 # A share of half a second would outlive its cause by half a second: what was lost longer ago does not count.
 LOSS_FRESH_S, LOSS_FRESH_RTTS = 0.2, 3.0
@@ -47,10 +49,11 @@ class Reading:
 
     Attributes:
         queue_s: smoothed round trip less ``base_s``; ``queue``: the same in units of what counts.
-        growing: the queue has grown at every one of the last looks.
+        growing: the queue has grown at every one of the last looks; ``moving``: it was not always the same.
         rate_bps: delivered over two round trips; ``reference_bps`` the most of half a minute.
         shortfall, loss, ecn, host, app: strengths; 1 is just enough to count.
-        lossy: enough was sent again, lately, to be more than an accident, whatever its share.
+        lossy: enough was sent again, in the last round trips, to be more than an accident, whatever its share.
+        lost_s: how long ago anything was sent again.
         ours: the path is full of what we send ourselves.
         settled: it is long enough that the link has been asked for all it can.
     """
@@ -61,11 +64,13 @@ class Reading:
     queue_s: float = 0.0
     queue: float = 0.0
     growing: bool = False
+    moving: bool = False
     rate_bps: float = 0.0
     reference_bps: float = 0.0
     shortfall: float = 0.0
     loss: float = 0.0
     lossy: bool = False
+    lost_s: float = math.inf
     retransmitted_share: float = 0.0
     ecn: float = 0.0
     host: float = 0.0
@@ -86,11 +91,12 @@ class Reader:
         self._long = WindowedSums(4)  # bytes sent, of them again, host-limited us, app-limited us
         self._short = WindowedSums(4)  # bytes delivered, sent, of them again, host-limited us
         self._reference = WindowedMax()
+        self._recent, self._highest = WindowedMax(), WindowedMax()  # round trips of the last two, negated and not
         self._rtts: deque[float] = deque(maxlen=QUEUE_SAMPLES)
         self._growth: deque[float] = deque(maxlen=GROWTH_SAMPLES + 1)
         self._quiet_s = self._deviation_s = 0.0
         self._marked_share = 0.0
-        self._lost_at_s = -math.inf
+        self._lost_at_s = self._forgiven_until_s = -math.inf
         self._asked_since_s: float | None = None
         self._probed_s: float | None = None
 
@@ -103,10 +109,16 @@ class Reader:
         now = self.now
         now.at_s = step.at_s
         self._sum(step)
-        self._rate(step, troubled)
         self._queue(step, troubled)
+        self._rate(step, troubled)
         self._marks(step)
         return now
+
+    def begin_again(self) -> None:
+        """The path is back after an outage: what that has cost says nothing of the path."""
+        self._asked_since_s = None
+        self._lost_at_s = -math.inf
+        self._forgiven_until_s = self.now.at_s + max(SETTLE_S, SETTLE_RTTS * self.now.base_s)
 
     def _sum(self, step: Step) -> None:
         now, long = self.now, self._long
@@ -121,12 +133,13 @@ class Reader:
         )  # fmt: skip
         sent, again, host_us, app_us = long.sums
         now.retransmitted_share = min(1.0, again / sent) if sent > 0 else 0.0
-        if step.retrans_bytes:
+        if step.retrans_bytes and step.at_s >= self._forgiven_until_s:
             self._lost_at_s = step.at_s
-        fresh = step.at_s - self._lost_at_s <= max(LOSS_FRESH_S, LOSS_FRESH_RTTS * now.base_s)
+        now.lost_s = step.at_s - self._lost_at_s
+        fresh = now.lost_s <= max(LOSS_FRESH_S, LOSS_FRESH_RTTS * now.base_s)
         counts = fresh and again >= LOSS_SEGMENTS * SEGMENT_BYTES
         now.loss = now.retransmitted_share / self._loss_share if counts else 0.0
-        now.lossy = self._short.sums[2] >= LOSS_SEGMENTS_QUEUE * SEGMENT_BYTES
+        now.lossy = fresh and self._short.sums[2] >= LOSS_SEGMENTS * SEGMENT_BYTES
         # Known soon, forgotten late: a slow receiver makes a queue and losses too.
         host_us_per_s = max(host_us / long.time_s, self._short.sums[3] / self._short.time_s, step.host_us / step.dt_s)
         now.host = host_us_per_s / 1e6 / HOST_SHARE
@@ -152,6 +165,14 @@ class Reader:
         hoped_bps = now.reference_bps
         if step.paced_bps is not None:
             hoped_bps = min(hoped_bps, 0.95 * step.paced_bps)
+        # While its round trip grows a path delivers less, also if it is only longer than it was.
+        self._recent.add(step.at_s, -now.rtt_s, window_s=self._short.time_s)
+        self._highest.add(step.at_s, now.rtt_s, window_s=self._short.time_s)
+        lowest_s = -(self._recent.value or -now.rtt_s)
+        grown_s = now.rtt_s - lowest_s
+        moved_s = (self._highest.value or now.rtt_s) - lowest_s
+        now.moving = moved_s > max(MOVED_S, MOVED_SHARE * now.queue_s)
+        hoped_bps *= max(0.0, 1 - grown_s / max(self._short.time_s, step.dt_s))
         short = now.settled and hoped_bps > 0
         now.shortfall = (1 - now.rate_bps / hoped_bps) / (1 - SHORTFALL_SHARE) if short else 0.0
         # A path that has once carried what we are paced to is not filled by us.

@@ -37,7 +37,7 @@ def test_it_never_leaves_its_bounds_and_is_cut_once_a_round_trip(
         after = follower.follow(verdict(state, goodput_bps, rtt_s=rtt_s), now=now)
         assert FLOOR_SHARE * CONFIGURED - 1 <= after <= CONFIGURED
         if after < before:
-            assert state is LinkState.CONGESTED
+            assert state in (LinkState.CONGESTED, LinkState.BUILDING)
             assert cut_at_s is None or now - cut_at_s >= rtt_s
             cut_at_s = now
 
@@ -52,22 +52,21 @@ def test_it_goes_down_to_what_arrives() -> None:
 
 
 def test_a_queue_of_others_alone_does_not_starve_us() -> None:
-    """The path carries our pace: five seconds of their queue cost us a half, not all."""
+    """The path carries our pace: however long they queue, it costs us less than half."""
     follower, now = BudgetFollower(CONFIGURED), 0.0
-    for _ in range(100):
+    for _ in range(2000):
         now += 0.05
         follower.follow(verdict(LinkState.CONGESTED, float(follower.budget_bps)), now=now)
-    assert 0.4 * CONFIGURED <= follower.budget_bps < CONFIGURED
+    assert 0.6 * CONFIGURED <= follower.budget_bps < CONFIGURED
 
 
 def test_it_comes_back_step_by_step() -> None:
     """A fifth of what is configured a second; not while something is building."""
     follower = BudgetFollower(CONFIGURED)
     follower.follow(verdict(LinkState.CONGESTED, 35e6), now=1.0)
-    low = follower.budget_bps
     for tick in range(40):
-        assert follower.follow(verdict(LinkState.BUILDING, low), now=1.1 + tick / 20) == low
-    seen = [follower.follow(verdict(LinkState.CLEAR, low), now=3.1 + tick / 50) for tick in range(200)]
+        assert follower.follow(verdict(LinkState.BUILDING, 35e6), now=1.1 + tick / 20) <= 0.7 * CONFIGURED
+    seen = [follower.follow(verdict(LinkState.CLEAR, float(CONFIGURED)), now=3.1 + tick / 50) for tick in range(400)]
     assert seen == sorted(seen)
     assert max(b - a for a, b in pairwise(seen)) <= 0.021 * CONFIGURED
     assert seen[-1] == CONFIGURED
