@@ -91,6 +91,11 @@ class Session(ABC):
         events, self._events = self._events, []
         return events
 
+    @property
+    def has_news(self) -> bool:
+        """Whether something was written, or has happened, that should not wait. (Acknowledgements may.)"""
+        return bool(self._output or self._events)
+
     def next_deadline(self) -> float | None:
         """When :meth:`handle_timeout` has something to do, or None once the session is over."""
         if self.error is not None:
