@@ -154,7 +154,8 @@ class SendingEnd(IdleEnd):
             security=_security(key, certificates),
             options=LinkOptions(**options),
         )
-        return {}
+        control = self._link.streams[0].sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+        return {"congestion_control": control.split(b"\0")[0].decode()}
 
     async def send(self, ticket: dict[str, Any], chunk_bytes: int) -> Answer:
         """Everything at once; the time ends when the receiver has confirmed that it landed and was verified."""

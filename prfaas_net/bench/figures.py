@@ -58,11 +58,16 @@ class Case:
 
 @dataclass
 class Comparison:
-    """Rounds of one case, each with the reference beside it."""
+    """Rounds of one case, each with the reference beside it.
+
+    Attributes:
+        reference: with the host's congestion control; ``alike`` with ours, less often and less close in time.
+    """
 
     case: Case
     ours: list[Sample] = field(default_factory=list)
     reference: list[Sample] = field(default_factory=list)
+    alike: list[Sample] = field(default_factory=list)
 
     def add(self, ours: Sample, reference: Sample | None) -> None:
         self.ours.append(ours)
@@ -74,6 +79,7 @@ class Comparison:
         pairs = list(zip(self.ours, self.reference, strict=False))
         ratios = [ours.goodput_bps / theirs.goodput_bps for ours, theirs in pairs]
         cpu = [ours.cpu_s_per_gib / theirs.cpu_s_per_gib for ours, theirs in pairs]
+        alike = list(zip(self.ours, self.alike, strict=False))
         return {
             "connections": self.case.connections,
             "chunk_bytes": self.case.chunk_bytes,
@@ -85,6 +91,8 @@ class Comparison:
             "goodput_over_iperf3_range": [round(min(ratios), 3), round(max(ratios), 3)] if ratios else None,
             "cpu_s_per_gib": middle([s.cpu_s_per_gib for s in self.ours]),
             "cpu_over_iperf3": middle(cpu),
+            "goodput_over_iperf3_alike": middle([ours.goodput_bps / theirs.goodput_bps for ours, theirs in alike]),
+            "cpu_over_iperf3_alike": middle([ours.cpu_s_per_gib / theirs.cpu_s_per_gib for ours, theirs in alike]),
             "sender_cpu_s_per_gib": middle([s.sender_cpu_s_per_gib for s in self.ours]),
             "receiver_cpu_s_per_gib": middle([s.receiver_cpu_s_per_gib for s in self.ours]),
             "rounds": len(self.ours),

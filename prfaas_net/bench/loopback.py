@@ -32,12 +32,15 @@ def _rotated(cases: Sequence[Case], by: int) -> Iterator[Case]:
     yield from cases[:by]
 
 
-def _reference(connections: int, total_bytes: int) -> list[Sample]:
-    return [iperf3.measure(connections=connections, total_bytes=total_bytes)] if iperf3.available() else []
+def _reference(connections: int, total_bytes: int, control: str | None = None) -> list[Sample]:
+    if not iperf3.available():
+        return []
+    return [iperf3.measure(connections=connections, total_bytes=total_bytes, congestion_control=control)]
 
 
 def rows(pair: Pair, plan: Plan, progress: Progress) -> list[dict[str, Any]]:
-    """Every case, every round between two iperf3 runs with as many streams."""
+    """Every case, every round between two iperf3 runs with as many streams; and one a round with the congestion
+    control that ours chose."""
     all_cases = [case for case in plan.cases if pair.has_tls or not case.tls]
     results = {case: Comparison(case) for case in all_cases}
     for round_number in range(plan.rounds):
@@ -52,6 +55,9 @@ def rows(pair: Pair, plan: Plan, progress: Progress) -> list[dict[str, Any]]:
                 for case, sample in zip(some, samples, strict=True):
                     results[case].add(sample, mean_sample([*before, *after]))
                 before = after
+            alike = _reference(connections, plan.run_bytes, pair.congestion_control)
+            for case in cases:
+                results[case].alike += alike
     return [comparison.to_json() for comparison in results.values()]
 
 

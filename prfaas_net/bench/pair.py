@@ -33,12 +33,17 @@ class Place:
 
 
 class Pair:
-    """A receiving and a sending process. Each run makes a link of its own, as iperf3 makes its connections."""
+    """A receiving and a sending process. Each run makes a link of its own, as iperf3 makes its connections.
+
+    Attributes:
+        congestion_control: of the data connections of the latest link.
+    """
 
     def __init__(self, place: Place | None = None) -> None:
         self.place = place or Place()
         self._directory = tempfile.TemporaryDirectory(prefix="prfaas-bench-")
         self._tls = False
+        self.congestion_control: str | None = None
         self.receiver = Child(ENDS, "receive", prefix=self.place.receiver_prefix)
         try:
             self.sender = Child(ENDS, "send", prefix=self.place.sender_prefix)
@@ -72,13 +77,14 @@ class Pair:
     def connect(self, connections: int, *, tls: bool = False, **options: Any) -> None:
         """A fresh link."""
         self._tls = tls
-        self.sender.ask(
+        answer = self.sender.ask(
             "connect",
             endpoint=self._tls_endpoint if tls else self._endpoint,
             key=KEY,
             options={"connections": connections, **options},
             certificates=self._directory.name if tls else None,
         )
+        self.congestion_control = answer["congestion_control"]
 
     def hang_up(self) -> None:
         """End the link."""

@@ -33,6 +33,7 @@ def _rows(report: dict[str, Any]) -> Table:
         "range",
         "CPU s/GiB",
         "ratio",
+        "alike",
     ):
         table.add_column(name, justify="right")
     for row in report["rows"]:
@@ -48,6 +49,7 @@ def _rows(report: dict[str, Any]) -> Table:
             f"{_figure(low)}–{_figure(high)}",
             _figure(row["cpu_s_per_gib"], 3),
             _figure(row["cpu_over_iperf3"]),
+            _figure(row["goodput_over_iperf3_alike"]),
         )
     return table
 

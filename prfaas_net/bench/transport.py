@@ -43,6 +43,7 @@ def bench_transport(
         if not pair.has_tls:
             notes.append("no TLS rows: there is no openssl command to make a certificate with")
         report["rows"] = loopback.rows(pair, plan, progress)
+        report["congestion_control"] = pair.congestion_control
         report["loop_lateness_p99_ms"] = loopback.loop_lateness(pair, plan, progress)
         report["first_byte"] = loopback.first_byte(pair, plan, progress)
         if peers:
