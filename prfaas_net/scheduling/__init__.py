@@ -25,6 +25,7 @@ from prfaas_net.scheduling.events import (
 )
 from prfaas_net.scheduling.lengths import EmpiricalLengths, LengthDistribution, TruncatedLogNormal
 from prfaas_net.scheduling.links import LinkLoad
+from prfaas_net.scheduling.planner import Convert, Drain, Instruction, KeepRole, Planner, PlannerSettings, SetThreshold
 from prfaas_net.scheduling.policies import LocalPolicy, RandomPolicy, RemotePolicy
 from prfaas_net.scheduling.policy import Policy, PolicySettings, Ranking, make_policy, policy_names
 from prfaas_net.scheduling.profiles import DecodeProfile, KvSize, NodeProfile, PiecewiseLinear
@@ -50,14 +51,18 @@ __all__ = [
     "Bandwidth",
     "Candidate",
     "ClusterKind",
+    "Convert",
     "Correction",
     "Decision",
     "DecodeProfile",
+    "Drain",
     "EarliestFinishPolicy",
     "EmpiricalLengths",
     "Estimate",
     "FleetEvent",
     "FleetState",
+    "Instruction",
+    "KeepRole",
     "KvSize",
     "LengthDistribution",
     "LinkLoad",
@@ -71,6 +76,8 @@ __all__ = [
     "OverloadedError",
     "PdCluster",
     "PiecewiseLinear",
+    "Planner",
+    "PlannerSettings",
     "Policy",
     "PolicySettings",
     "Predictor",
@@ -83,6 +90,7 @@ __all__ = [
     "RequestEnded",
     "Role",
     "Router",
+    "SetThreshold",
     "Solution",
     "ThresholdPolicy",
     "ThresholdSet",

@@ -61,6 +61,7 @@ class SimLink:
         rtt_s: a transfer lands half of it after its last bit was sent.
         fair: equal shares, rather than first come, first served.
         sent_bits: by all transfers, so far.
+        offered_bits: what it could have carried, so far.
     """
 
     loop: Loop
@@ -71,6 +72,7 @@ class SimLink:
     fair: bool = False
     flows: list[Flow] = field(default_factory=list)
     sent_bits: float = 0.0
+    offered_bits: float = 0.0
     _since_s: float = 0.0
     _epoch: int = 0
 
@@ -114,6 +116,7 @@ class SimLink:
         if passed_s <= 0.0:
             return
         self._since_s = now
+        self.offered_bits += self.capacity_bps * passed_s
         for flow in self.flows:
             bits = flow.rate_bps * passed_s
             flow.sent_bits += bits

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from prfaas_net.scheduling import Instruction
+
 __all__ = ["Figures", "SimResult"]
 
 # Requests at the beginning that are left out: the fleet starts empty.
@@ -59,6 +61,7 @@ class SimResult:
         shed: arrivals that were refused; ``lost``: requests that nobody could serve.
         link_bits: by time bucket, over all links; ``link_capacity_bits`` what they carried.
         thresholds: (time, t) whenever it changed.
+        instructions: (time, what) of the planner.
         events: things done on the virtual clock.
     """
 
@@ -76,6 +79,7 @@ class SimResult:
     link_bits: list[float] = field(default_factory=list)
     link_capacity_bits: list[float] = field(default_factory=list)
     thresholds: list[tuple[float, int]] = field(default_factory=list)
+    instructions: list[tuple[float, Instruction]] = field(default_factory=list)
 
     def figures(self, *, ttft_limit_s: float = math.inf) -> Figures:
         """The summary, without the warm-up."""

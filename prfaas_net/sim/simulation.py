@@ -10,17 +10,22 @@ from prfaas_net.errors import BusyError, RefusedError, UsageError
 from prfaas_net.scheduling import (
     Arrival,
     ClusterKind,
+    Convert,
     Decision,
+    Drain,
+    KeepRole,
     LinkSeen,
     NodeDown,
     NodeSeen,
     OverloadedError,
+    Planner,
     Policy,
     Predictor,
     PrefillEnded,
     RequestEnded,
     Role,
     Router,
+    SetThreshold,
     ThresholdPolicy,
     ThresholdSet,
     TransferLanded,
@@ -37,6 +42,8 @@ __all__ = ["Simulation"]
 
 # A request whose node died is tried again so often before it counts as lost.
 MAX_RETRIES = 3
+# Seconds between two looks of the planner at what drains.
+PLAN_EVERY_S = 5.0
 # Requests between two calls of progress.
 PROGRESS_EVERY = 20_000
 # A link at which less than this share of its budget is left is congested; at less than the second a queue builds.
@@ -67,6 +74,7 @@ class Simulation:
         policy: the very object that a gateway would route with.
         ttft_limit_s: requests carry it as their limit, and are shed when nobody can meet it.
         validate_every: events between two checks of the router's invariants; 0 checks at the end only.
+        planner: looks at the fleet every few seconds; what it says is done.
         progress: told (requests so far, seconds simulated) now and then.
     """
 
@@ -78,6 +86,7 @@ class Simulation:
         seed: int = 1,
         ttft_limit_s: float | None = None,
         validate_every: int = 0,
+        planner: Planner | None = None,
         progress: Callable[[int, float], None] | None = None,
     ) -> None:
         self.fleet = fleet
@@ -88,6 +97,7 @@ class Simulation:
         self._limit_s = ttft_limit_s
         self._validate_every = validate_every
         self._progress = progress
+        self._planner = planner
         self._source: Iterator[SimRequest] = iter(())
         self._rng = Random(seed)
         self._kinds = kinds
@@ -98,7 +108,7 @@ class Simulation:
         self._reported: dict[tuple[str, str], float] = {}
         self._jobs: dict[str, _Job] = {}
         self._more = True
-        self._sent_bits = 0.0
+        self._sent_bits = self._offered_bits = 0.0
         for cluster in fleet.clusters:
             self._add_cluster(cluster)
         for link in fleet.links:
@@ -117,6 +127,8 @@ class Simulation:
         self._source = iter(requests)
         self._next_arrival()
         self.loop.after(BUCKET_S, self._measure)
+        if self._planner is not None:
+            self.loop.after(PLAN_EVERY_S, self._plan)
         self.loop.run()
         self.router.validate_state()
         self.result.seconds = self.loop.now
@@ -128,28 +140,55 @@ class Simulation:
         self.router.observe(ThresholdSet(threshold_tokens), now=self.loop.now)
         self.result.thresholds.append((self.loop.now, threshold_tokens))
 
+    def _plan(self, _: Any) -> None:
+        planner, now = self._planner, self.loop.now
+        assert planner is not None
+        for instruction in planner.step(self.router.state, now=now):
+            self.result.instructions.append((now, instruction))
+            match instruction:
+                case SetThreshold(threshold_tokens):
+                    self.set_threshold(threshold_tokens)
+                case Drain(node_id):
+                    self._observe(NodeDown(node_id))
+                case KeepRole(node_id):
+                    self._come_back(node_id)
+                case Convert(node_id, role):
+                    self._convert(node_id, role)
+        if self._more or self._jobs:
+            self.loop.after(PLAN_EVERY_S, self._plan)
+
+    def _convert(self, node_id: str, role: Role) -> None:
+        """A node that has drained becomes one of the other kind."""
+        old = self._prefill.pop(node_id, None) or self._decode.pop(node_id)
+        spec = next(spec for spec in self.fleet.clusters if spec.name == old.cluster)
+        if role is Role.PREFILL:
+            self._add_prefill(node_id, spec)
+        else:
+            self._add_decode(node_id, spec)
+        self._come_back(node_id)
+
     # What the fleet is made of.
 
     def _add_cluster(self, spec: ClusterSpec) -> None:
         for i in range(spec.prefill):
-            node_id = f"{spec.name}-prefill-{i}"
-            self._prefill[node_id] = SimPrefill(
-                self.loop, node_id, spec.name, spec.profile, self._begun, self._prefilled, spec.speed, spec.noise,
-                self._rng,
-            )  # fmt: skip
-            self._observe(NodeSeen(node_id, spec.name, Role.PREFILL, self.fleet.max_tokens, 1, spec.profile))
+            self._add_prefill(f"{spec.name}-prefill-{i}", spec)
+            self._come_back(f"{spec.name}-prefill-{i}")
         for i in range(spec.decode):
-            node_id = f"{spec.name}-decode-{i}"
-            self._decode[node_id] = SimDecode(
-                self.loop, node_id, spec.name, spec.profile, self._decoded, spec.room_bytes
-            )
-            batch = spec.profile.decode.max_batch if spec.profile.decode else 0
-            self._observe(NodeSeen(node_id, spec.name, Role.DECODE, self.fleet.max_tokens, 1, spec.profile, batch))
+            self._add_decode(f"{spec.name}-decode-{i}", spec)
+            self._come_back(f"{spec.name}-decode-{i}")
         if self.fleet.cached and spec.cache_blocks != 0:
             self._caches[spec.name] = PrefixCache(MOONCAKE_BLOCK_TOKENS, spec.cache_blocks)
         policy = self.router.policy
         if isinstance(policy, ThresholdPolicy) and not self.result.thresholds:
             self.result.thresholds.append((0.0, policy.threshold_tokens))
+
+    def _add_prefill(self, node_id: str, spec: ClusterSpec) -> None:
+        self._prefill[node_id] = SimPrefill(
+            self.loop, node_id, spec.name, spec.profile, self._begun, self._prefilled, spec.speed, spec.noise, self._rng
+        )
+
+    def _add_decode(self, node_id: str, spec: ClusterSpec) -> None:
+        self._decode[node_id] = SimDecode(self.loop, node_id, spec.name, spec.profile, self._decoded, spec.room_bytes)
 
     def _add_link(self, spec: LinkSpec) -> None:
         key = (spec.source, spec.destination)
@@ -248,6 +287,8 @@ class Simulation:
             self.result.lost += 1
             return
         job.decision = decision
+        if self._planner is not None:
+            self._planner.arrived(decision.incremental_tokens, now=self.loop.now)
         self._jobs[job.request_id] = job
         job.size_bytes = self.fleet.kv(request.prompt_tokens + request.output_tokens)
         self._decode[decision.decode_node].reserve(job.size_bytes, self._reserved, job)
@@ -344,6 +385,8 @@ class Simulation:
         self._decode[job.decision.decode_node].release(job.size_bytes)
         del self._jobs[job.request_id]
         self.result.finished += 1
+        if self._planner is not None:
+            self._planner.answered(job.request.output_tokens, now=self.loop.now)
         self._observe(RequestEnded(job.request_id))
 
     def _observe(self, event: Any) -> None:
@@ -355,8 +398,9 @@ class Simulation:
         """Close a bucket of the plots over time."""
         sent_bits = sum(link.busy_bits() for link in self._links.values())
         self.result.link_bits.append(sent_bits - self._sent_bits)
-        self._sent_bits = sent_bits
-        self.result.link_capacity_bits.append(sum(link.capacity_bps for link in self._links.values()) * BUCKET_S)
+        offered_bits = sum(link.offered_bits for link in self._links.values())
+        self.result.link_capacity_bits.append(offered_bits - self._offered_bits)
+        self._sent_bits, self._offered_bits = sent_bits, offered_bits
         if self._more or self._jobs:
             self.loop.after(BUCKET_S, self._measure)
 

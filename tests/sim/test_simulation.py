@@ -8,8 +8,20 @@ from random import Random
 import pytest
 
 from prfaas_net.errors import UsageError
-from prfaas_net.scheduling import PolicySettings, Router, dump_log, load_log, make_policy, policy_names, replay
-from prfaas_net.sim.case_study import GBPS, paper_workload
+from prfaas_net.scheduling import (
+    Convert,
+    Planner,
+    PlannerSettings,
+    PolicySettings,
+    Role,
+    Router,
+    dump_log,
+    load_log,
+    make_policy,
+    policy_names,
+    replay,
+)
+from prfaas_net.sim.case_study import GBPS, paper_workload, profile
 from prfaas_net.sim.fleet import FleetSpec, NodeFailure, bursty, drop, steady
 from prfaas_net.sim.paper_event import paper_fleet
 from prfaas_net.sim.requests import SimRequest, poisson
@@ -158,6 +170,25 @@ def test_a_log_replayed_gives_the_same_decisions() -> None:
     pairs = list(replay(log, fresh))
     assert len(pairs) == 200
     assert all(old == new for old, new in pairs)
+
+
+def test_roles_change_while_serving_and_no_request_is_dropped() -> None:
+    """Answers twice as long make two prefill nodes decode; everything that was asked for is answered."""
+    work = paper_workload()
+    planner = Planner(
+        work.kv,
+        {"prfaas": profile("H200"), "pd": profile("H20")},
+        PlannerSettings(period_s=60, window_s=200, dwell_s=200, least_requests=50),
+    )
+    simulation = Simulation(
+        paper_fleet(4, 3, 5, pipelined=True), make_policy("threshold", settings()), planner=planner, validate_every=1
+    )
+    requests = poisson(work.lengths, 2048, rate_req_s=1.6, count=1500, seed=4)
+    result = simulation.run(requests)
+    assert result.finished == 1500 and result.lost == result.retried == 0
+    converted = [i for _, i in result.instructions if isinstance(i, Convert)]
+    assert [i.role for i in converted] == [Role.DECODE, Role.DECODE]
+    assert len(result.thresholds) > 1
 
 
 def test_cross_traffic_comes_and_goes_by_its_seed() -> None:
