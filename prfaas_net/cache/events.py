@@ -29,6 +29,8 @@ MAX_KEYS_PER_EVENT = 1 << 22
 _GROUPS = {kind.value: kind for kind in KvKind}
 _MAX_ID = 200  # characters
 _MAX_SEQ = (1 << 63) - 1
+_KEY_DIGITS = 2 * KEY_BYTES
+_MAX_DIGITS = MAX_KEYS_PER_EVENT * _KEY_DIGITS
 
 
 class Run(NamedTuple):
@@ -123,11 +125,12 @@ def parse_event(body: object) -> CacheEvent:
         raise ProtocolError("not a cache event", expected="an object", found=type(body).__name__)
     kind = body.get("event")
     if kind == "delta":
+        stored, removed = body.get("stored"), body.get("removed")
         return Delta(
-            seq=_integer(body, "seq", 0, _MAX_SEQ),
-            stored=_runs(body.get("stored", ())),
-            removed=_removals(body.get("removed", ())),
-            cleared=_flag(body, "cleared"),
+            _integer(body, "seq", 0, _MAX_SEQ),
+            () if stored is None else _runs(stored),
+            () if removed is None else _removals(removed),
+            "cleared" in body and _flag(body, "cleared"),
         )
     if kind != "snapshot":
         raise ProtocolError("not a cache event", expected="event: snapshot or delta", found=repr(kind)[:_MAX_ID])
@@ -143,8 +146,9 @@ def parse_event(body: object) -> CacheEvent:
 
 
 def _runs(body: object) -> tuple[Run, ...]:
-    runs = tuple(_run(item) for item in _list(body, "stored"))
-    _bounded(runs)
+    runs = tuple([_run(item) for item in _list(body, "stored")])
+    if len(runs) > 1:
+        _bounded(runs)
     return runs
 
 
@@ -158,7 +162,7 @@ def _run(body: object) -> Run:
     parent = _hex(body.get("parent"), "parent")
     if len(parent) != KEY_BYTES:
         raise ProtocolError("a parent is one key", expected=f"{KEY_BYTES} bytes", found=len(parent))
-    return Run(group, keys, parent, _flag(body, "root"))
+    return Run(group, keys, parent, "root" in body and _flag(body, "root"))
 
 
 def _removals(body: object) -> tuple[Removal, ...]:
@@ -167,18 +171,20 @@ def _removals(body: object) -> tuple[Removal, ...]:
         if type(item) is not dict:
             raise ProtocolError("not a list of removed blocks", expected="an object", found=type(item).__name__)
         removals.append(Removal(_group(item.get("group")), _hex(item.get("keys"), "keys")))
-    _bounded(removals)
+    if len(removals) > 1:
+        _bounded(removals)
     return tuple(removals)
 
 
 def _bounded(parts: Iterable[Run | Removal]) -> None:
+    """One part is bounded by its text's length."""
     total = sum(len(part.keys) for part in parts) // KEY_BYTES
     if total > MAX_KEYS_PER_EVENT:
         raise RefusedError("too many blocks in one event", expected=f"at most {MAX_KEYS_PER_EVENT}", found=total)
 
 
 def _group(name: object) -> KvKind:
-    kind = _GROUPS.get(name) if isinstance(name, str) else None
+    kind = _GROUPS.get(name) if type(name) is str else None
     if kind is None:
         raise ProtocolError("no such group", expected=", ".join(_GROUPS), found=repr(name)[:_MAX_ID])
     return kind
@@ -187,16 +193,17 @@ def _group(name: object) -> KvKind:
 def _hex(text: object, field: str) -> bytes:
     if not isinstance(text, str):
         raise ProtocolError(f"{field} is not text", expected="hex", found=type(text).__name__)
-    if len(text) > MAX_KEYS_PER_EVENT * KEY_BYTES * 2:
+    n_digits = len(text)
+    if n_digits > _MAX_DIGITS:
         raise RefusedError("too many blocks in one event", expected=f"at most {MAX_KEYS_PER_EVENT}")
     try:
         raw = bytes.fromhex(text)
     except ValueError:
         raw = b""
     # ``fromhex`` skips white space: the lengths tell.
-    if not raw or len(raw) % KEY_BYTES or len(raw) * 2 != len(text):
+    if not raw or n_digits % _KEY_DIGITS or len(raw) * 2 != n_digits:
         expected = f"1 or more keys of {KEY_BYTES} bytes in hex"
-        raise ProtocolError(f"{field} cannot be read", expected=expected, found=f"{len(text)} characters")
+        raise ProtocolError(f"{field} cannot be read", expected=expected, found=f"{n_digits} characters")
     return raw
 
 

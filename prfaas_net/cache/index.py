@@ -2,15 +2,15 @@
 
 A million blocks as Python objects would take hundreds of bytes each and be walked one at a time. Here a block is one
 slot of an open-addressing table: its 16-byte key, and for each group one bit per node in 64-bit words. That is
-``16 + 8 * groups * ceil(nodes / 64)`` bytes a slot; a table that has grown is between 25 % and 60 % full, so with two
-groups on 64 nodes 53 to 128 bytes a block. Whole prompts and whole batches of events are looked up at once.
+``16 + 8 * groups * ceil(nodes / 64)`` bytes a slot; a table that has grown is between 30 % and 70 % full, so with two
+groups on 64 nodes 46 to 107 bytes a block. Whole prompts and whole batches of events are looked up at once.
 
 *One* table for all groups, with a mask per group, because the key of a linear or window state is the key of the block
 that ends where it does (the group is not hashed in): one probe answers for all groups, and eight bytes for an empty
 mask cost less than a second copy of the key and a second probe.
 
 Removing clears bits; a key without bits stays as a tombstone (blocks come back) until the table is next rebuilt, which
-happens when 60 % of the slots have keys, dead or alive. Dropping a node clears its bit in every slot: one pass over
+happens when 70 % of the slots have keys, dead or alive. Dropping a node clears its bit in every slot: one pass over
 the masks, in time bounded by the table, without lists of what each node holds.
 
 Probing is linear from a mixed hash, so that keys chosen by a peer do not pile up unless it knows the seed.
@@ -30,8 +30,8 @@ __all__ = ["BlockIndex", "Ints", "Words", "key_words"]
 Words = np.ndarray[Any, np.dtype[np.uint64]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
-MAX_LOAD = 0.6  # linear probing: 1.75 probes for a hit, 3.6 for a miss (Knuth, vol. 3, 6.4)
-_REBUILT_LOAD = 0.5  # below MAX_LOAD: a table is not rebuilt again soon after it was
+MAX_LOAD = 0.7  # linear probing: 2.2 probes for a hit, 6 for a miss (Knuth, vol. 3, 6.4)
+_REBUILT_LOAD = 0.6  # below MAX_LOAD: a table is not rebuilt again soon after it was
 _MIN_BITS = 10
 _WORD = 64
 _MASK64 = (1 << 64) - 1

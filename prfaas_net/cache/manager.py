@@ -290,11 +290,18 @@ class CacheManager:
             else:
                 self._index.remove(keys, node.bit, group)
             return
-        column = self._pending.columns.setdefault(node.bit * len(self._order) + group, {})
-        for start in range(0, len(keys), KEY_BYTES):
-            column[keys[start : start + KEY_BYTES]] = present
-        self._pending.size += len(keys) // KEY_BYTES
-        if self._pending.size >= _BATCH:
+        pending, place = self._pending, node.bit * len(self._order) + group
+        column = pending.columns.get(place)
+        if column is None:
+            column = pending.columns[place] = {}
+        if len(keys) == KEY_BYTES:
+            column[keys] = present
+            pending.size += 1
+        else:
+            for start in range(0, len(keys), KEY_BYTES):
+                column[keys[start : start + KEY_BYTES]] = present
+            pending.size += len(keys) // KEY_BYTES
+        if pending.size >= _BATCH:
             self._flush()
 
     def _flush(self) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import signal
 import sys
-from typing import Annotated
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
 
 import orjson
 import typer
 from rich.console import Console
 
 from engine.__main__ import main as engine_main
+from prfaas_net.bench import cache as cache_bench
 from prfaas_net.bench.plan import FULL, QUICK, parse_path
 from prfaas_net.bench.report import show
 from prfaas_net.bench.transport import bench_transport
@@ -23,6 +26,28 @@ app = typer.Typer(help="Measure, beside a reference taken in the same minute.", 
 @app.callback()
 def _bench() -> None:
     """Measure, beside a reference taken in the same minute."""
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """Tells people what is going on, on stderr."""
+    console = Console(stderr=True)
+    with console.status("starting ...") as status:
+
+        def progress(what: str) -> None:
+            if console.is_terminal:
+                status.update(what)
+            else:
+                console.print(what, highlight=False)
+
+        yield progress
+
+
+def _answer(report: dict[str, Any], as_json: bool, show: Callable[[dict[str, Any], Console], None]) -> None:
+    if as_json:
+        sys.stdout.write(orjson.dumps(report, option=orjson.OPT_INDENT_2).decode() + "\n")
+    else:
+        show(report, Console())
 
 
 @app.command("transport")
@@ -43,20 +68,20 @@ def transport(
         plan = plan.with_path(parse_path(link))
     # What the bench has made outside of itself goes away with it, whoever ends it.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    console = Console(stderr=True)
-    with console.status("starting ...") as status:
-
-        def progress(what: str) -> None:
-            if console.is_terminal:
-                status.update(what)
-            else:
-                console.print(what, highlight=False)
-
+    with _progress() as progress:
         report = bench_transport(plan, peers=peers, peer_python=peer_python, progress=progress)
-    if as_json:
-        sys.stdout.write(orjson.dumps(report, option=orjson.OPT_INDENT_2).decode() + "\n")
-    else:
-        show(report, Console())
+    _answer(report, as_json, show)
+
+
+@app.command("cache")
+def cache(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A tenth of the blocks: a few seconds.")] = False,
+) -> None:
+    """The global KVCache manager: a 128K prompt against a million blocks, rate of events, memory. Half a minute."""
+    with _progress() as progress:
+        report = cache_bench.bench_cache(cache_bench.QUICK if quick else cache_bench.FULL, progress)
+    _answer(report, as_json, cache_bench.show)
 
 
 @app.command("engine")
