@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 MODEL  ?=
 ARGS   ?=
 
-.PHONY: help setup run demo test lint types format size clean
+.PHONY: help setup run demo test test-netem lint types format size clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -28,6 +28,10 @@ demo: $(READY)  ## the same, then stop; exit 0 only if every output equals a sin
 
 test: $(READY)  ## all tests (under 10 minutes)
 	@PYTHONASYNCIODEBUG=1 $(BIN)/python -m pytest $(ARGS)
+
+test-netem: $(READY)  ## tests on a real impaired link: the laboratory, congestion (root; about 4 minutes)
+	@sh tools/netlab/setup.sh
+	@$(BIN)/python -m pytest -m netem tests/netem $(ARGS)
 
 lint: $(READY)  ## style
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from prfaas_net.errors import ConfigError
 
-__all__ = ["command", "inside", "make_space", "owned", "remove_space", "sweep", "why_not"]
+__all__ = ["command", "inside", "make_space", "owned", "remove_space", "sweep", "why_not", "write_settings"]
 
 SPACES = Path("/run/netns")
 _CLONE_NEWNET = 0x40000000
@@ -96,6 +96,11 @@ def make_space(name: str, settings: Mapping[str, str]) -> None:
     """
     command("ip", "netns", "add", name)
     command("ip", "-n", name, "link", "set", "lo", "up")
+    write_settings(name, settings)
+
+
+def write_settings(name: str, settings: Mapping[str, str]) -> None:
+    """Files under ``/proc/sys/net/ipv4`` of a namespace."""
     with inside(name):
         for file, value in settings.items():
             Path("/proc/sys/net/ipv4", file).write_text(value, encoding="ascii")

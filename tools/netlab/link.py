@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import IO, Any
 
-from prfaas_net.bench.namespaces import command, inside, make_space, owned, remove_space
+from prfaas_net.bench.namespaces import command, inside, make_space, owned, remove_space, write_settings
 from prfaas_net.bench.pair import Place
 from prfaas_net.bench.processes import Child
 from prfaas_net.bench.tunlink import DEVICE
@@ -28,7 +28,13 @@ __all__ = ["Link", "link"]
 ADDRESSES = ("10.203.8.1", "10.203.8.2")
 # A long fat link must not be limited by the host's maximum (often 4 MiB).
 BUFFER_BYTES = 128 * MiB
+# net.ipv4.tcp_ecn: 1 asks for marks, 2 takes them if the peer asks, which is what kernels come with.
+_ECN = {True: "1", False: "2"}
 _numbers = itertools.count()
+
+
+def _marks(ways: Mapping[str, Way]) -> bool:
+    return any(way.mark_bytes is not None for way in ways.values())
 
 
 class Link:
@@ -73,15 +79,19 @@ class Link:
 
     def close(self) -> None:
         """End what was started in the namespaces, and take everything away."""
+        self._end_children()
+        self._backend.close()
+        for space in (self.a.space, self.b.space, self._router):
+            remove_space(space)
+
+    def _end_children(self) -> None:
         for child in self._children:
             if isinstance(child, Child):
                 child.close()
             elif child.poll() is None:
                 child.kill()
                 child.wait()
-        self._backend.close()
-        for space in (self.a.space, self.b.space, self._router):
-            remove_space(space)
+        self._children.clear()
 
     # -- the link -----------------------------------------------------------------------------------------------
 
@@ -95,6 +105,23 @@ class Link:
             ways = change(self.ways, way, changes)
             self._backend.apply(ways)
             self.ways = ways
+
+    def reset(self, *, ecn: bool = False, **ways: Mapping[str, Any]) -> None:
+        """As if it were new: whatever was started on its sides is ended, and each way has only the given settings.
+
+        Args:
+            ecn: new connections negotiate congestion marks.
+            ways: settings by way, ``ab={...}`` and ``ba={...}``.
+        """
+        self._end_children()
+        fresh = {way: Way() for way in WAYS}
+        for way, settings in ways.items():
+            fresh = change(fresh, way, dict(settings))
+        with self._lock:
+            self._backend.apply(fresh)
+            self.ways = fresh
+        for end in (self.a, self.b):
+            write_settings(end.space, {"tcp_ecn": _ECN[ecn or _marks(fresh)]})
 
     def counters(self) -> dict[str, Counters]:
         """What passed, by way, since the link stands."""
@@ -197,8 +224,8 @@ def link(
     choice = choose(backend)
     if backend is None:
         sys.stderr.write(choice.line() + "\n")
-    ecn = ecn or any(way.mark_bytes is not None for way in ways.values())
-    made = Link(BACKENDS[choice.name](), {"tcp_ecn": "1" if ecn else "2", **(sysctls or {})}, gso=gso)
+    ecn = ecn or _marks(ways)
+    made = Link(BACKENDS[choice.name](), {"tcp_ecn": _ECN[ecn], **(sysctls or {})}, gso=gso)
     try:
         made._start(ways)
         yield made

@@ -98,3 +98,6 @@ class Counters:
 
     def __add__(self, other: Counters) -> Counters:
         return Counters(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Counters)))
+
+    def __sub__(self, other: Counters) -> Counters:
+        return Counters(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(Counters)))

@@ -44,8 +44,7 @@ class Wire:
             f"uml_dir={directory}/",
         ]  # fmt: skip
         self._process = subprocess.Popen(
-            # Ahead of what it delays; a real-time priority would starve its own children.
-            ["nice", "-n", "-10", *arguments],
+            arguments,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

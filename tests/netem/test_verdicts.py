@@ -1,0 +1,214 @@
+"""Verdicts on real netem: each scenario makes one thing happen to a link, and shows that it happened.
+
+A machine under test does other things too, and a wire that stands still for 50 ms *is* a queue. So a scenario that did
+not show what it promises is played again, twice at most.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from prfaas_net.congestion.verdict import Cause, LinkState
+from tests.netem.watching import Watched, states
+from tools.netlab import Link
+
+pytestmark = [pytest.mark.netem, pytest.mark.timeout(120)]
+IDLE, CLEAR, BUILDING, CONGESTED = LinkState.IDLE, LinkState.CLEAR, LinkState.BUILDING, LinkState.CONGESTED
+HOST, APP, DOWN = LinkState.HOST_LIMITED, LinkState.APP_LIMITED, LinkState.DOWN
+
+RATE_BPS, DELAY_MS, QUEUE_BYTES = 100e6, 20, 500_000  # a round trip of 40 ms, a queue of one BDP
+PACE_BPS = 60e6
+PLAYS = 3
+Scenario = Callable[[Link], None]
+
+
+def scenario(play: Scenario) -> Callable[[Link], None]:
+    """Play on a fresh path, again if something else got in the way."""
+
+    @functools.wraps(play)
+    def test(netlab_link: Link) -> None:
+        for number in range(1, PLAYS + 1):
+            netlab_link.reset()
+            usual(netlab_link)
+            try:
+                play(netlab_link)
+                return
+            except AssertionError:
+                if number == PLAYS:
+                    raise
+
+    del test.__wrapped__  # type: ignore[attr-defined] - pytest would ask for the scenario's own arguments
+    return test
+
+
+def usual(link: Link, way: str | None = None, **changes: Any) -> None:
+    """The path as it is before and after."""
+    link.set(way, **{"rate_bps": RATE_BPS, "delay_ms": DELAY_MS, "queue_bytes": QUEUE_BYTES, "loss": 0.0} | changes)
+
+
+def sent_again(totals: dict[str, float]) -> float:
+    return totals["retrans_bytes"] / totals["sent_bytes"]
+
+
+@scenario
+def test_a_clean_link_is_clear(link: Link) -> None:
+    """From the first round trips on."""
+    with Watched(link, pace_bps=PACE_BPS) as sender:
+        verdicts = sender.watch(3.0)
+        totals = sender.totals(verdicts)
+    assert states(verdicts) in ([IDLE, CLEAR], [CLEAR])
+    assert totals["retrans_bytes"] == 0
+    assert 0.040 <= totals["rtt_s"] < 0.060
+    assert verdicts[-1].available_bps == pytest.approx(PACE_BPS, rel=0.1)
+
+
+@scenario
+def test_a_longer_route_is_not_congestion(link: Link) -> None:
+    """The round trip goes from 40 to 70 ms and stays: a while of building at most, then a new base."""
+    with Watched(link, pace_bps=PACE_BPS) as sender:
+        sender.watch(1.5)
+        link.set(delay_ms=35)
+        verdicts = sender.watch(4.0)
+        totals = sender.totals(verdicts)
+    assert CONGESTED not in states(verdicts)
+    assert verdicts[-1].state is CLEAR
+    assert verdicts[-1].base_rtt_s >= 0.069
+    assert totals["rtt_s"] >= 0.069
+
+
+@scenario
+def test_loss_without_a_queue_is_found_and_forgotten(link: Link) -> None:
+    """Five percent at random: congested by loss, not by queue; clear within seconds of its end."""
+    with Watched(link, pace_bps=PACE_BPS) as sender:
+        sender.watch(1.5)
+        link.set("ab", loss=0.05)
+        lossy = sender.watch(2.0)
+        totals = sender.totals(lossy)
+        usual(link)
+        after = sender.watch(4.0)
+    assert states(lossy)[-1] is CONGESTED
+    assert "loss" in {item.signal for item in lossy[-1].evidence}
+    assert lossy[-1].queueing_delay_s < 0.010
+    assert 0.5 * 0.05 < sent_again(totals) < 3 * 0.05
+    assert after[-1].state is CLEAR
+
+
+@scenario
+def test_a_rate_cut_to_a_quarter_is_found_with_its_queue(link: Link) -> None:
+    """Within a second; what is available is what is left; and over when the rate is back."""
+    with Watched(link, pace_bps=PACE_BPS) as sender:
+        sender.watch(1.5)
+        usual(link, "ab", rate_bps=RATE_BPS / 4)
+        cut = sender.watch(2.0)
+        totals = sender.totals(cut)
+        usual(link)
+        after = sender.watch(3.0)
+    found = next(verdict for verdict in cut if verdict.state is CONGESTED)
+    assert found.at_s - cut[0].at_s < 1.0
+    assert found.cause is Cause.OTHERS
+    assert "queue" in {item.signal for item in found.evidence}
+    assert cut[-1].available_bps == pytest.approx(RATE_BPS / 4, rel=0.3)
+    assert totals["rtt_s"] > 0.080
+    assert totals["retrans_bytes"] > 0
+    assert after[-1].state is CLEAR
+    assert after[-1].available_bps == pytest.approx(PACE_BPS, rel=0.15)
+
+
+@scenario
+def test_bursts_of_others_are_found_without_flapping(link: Link) -> None:
+    """On and off for half a second each: no more alarms than bursts, and clear once they have gone."""
+    with Watched(link, pace_bps=PACE_BPS) as sender:
+        sender.watch(1.5)
+        with link.cross("ab", cc="cubic", rate_bps=90e6, on_s=0.5, off_s=0.5):
+            during = sender.watch(4.0)
+        totals = sender.totals(during)
+        after = sender.watch(2.0)
+    assert 1 <= states(during).count(CONGESTED) <= 6
+    assert totals["rtt_s"] > 0.050
+    assert after[-1].state is CLEAR
+
+
+@scenario
+def test_a_slow_receiver_is_not_congestion(link: Link) -> None:
+    """Its window closes: host-limited, whatever the round trip does meanwhile."""
+    with Watched(link, pace_bps=PACE_BPS, receiver={"read_bps": 5e6, "rcvbuf_bytes": 200_000}) as sender:
+        verdicts = sender.watch(3.0)
+        totals = sender.totals(verdicts)
+    assert CONGESTED not in states(verdicts)
+    assert verdicts[-1].state is HOST
+    assert 8 * totals["delivered_bytes"] / 3.0 < PACE_BPS / 2
+
+
+@scenario
+def test_small_send_buffers_are_not_congestion(link: Link) -> None:
+    """What fits into them is less than a round trip of the pace."""
+    with Watched(link, pace_bps=PACE_BPS, sndbuf_bytes=16_384) as sender:
+        verdicts = sender.watch(3.0)
+        totals = sender.totals(verdicts)
+    assert CONGESTED not in states(verdicts)
+    assert verdicts[-1].state is HOST
+    assert totals["retrans_bytes"] == 0
+
+
+@scenario
+def test_little_to_send_is_not_congestion(link: Link) -> None:
+    """An application that offers a quarter of the pace."""
+    with Watched(link, pace_bps=PACE_BPS, write_bps=4e6) as sender:
+        verdicts = sender.watch(3.0)
+        totals = sender.totals(verdicts)
+    assert not {CONGESTED, BUILDING} & set(states(verdicts))
+    assert verdicts[-1].state is APP
+    assert 8 * totals["delivered_bytes"] / 3.0 == pytest.approx(16e6, rel=0.25)
+
+
+@scenario
+def test_a_black_hole_is_down_and_what_it_cost_is_not_held_against_the_path(link: Link) -> None:
+    """Down within a second of silence; up again with the first acknowledgements, and clear, though much is sent again."""
+    with Watched(link, pace_bps=PACE_BPS) as sender:
+        sender.watch(1.5)
+        link.set(loss=1.0)
+        dead = sender.watch(1.5)
+        usual(link)
+        back = sender.watch(4.0)
+        totals = sender.totals(dead + back)
+    down = next(verdict for verdict in dead if verdict.state is DOWN)
+    assert down.at_s - dead[0].at_s < 1.2
+    assert dead[-1].state is DOWN
+    assert back[-1].state is CLEAR
+    assert totals["retrans_bytes"] > 0
+
+
+@scenario
+def test_marks_are_found_before_anything_is_lost(link: Link) -> None:
+    """A queue that marks from a tenth of its size on: building or congested by ECN, and next to nothing sent again."""
+    link.set("ab", mark_bytes=50_000)
+    with Watched(link, pace_bps=PACE_BPS) as sender:
+        sender.watch(1.5)
+        with link.cross("ab", cc="cubic"):
+            during = sender.watch(3.0)
+        totals = sender.totals(during)
+        after = sender.watch(2.5)
+    marked = [v for v in during if v.state in (BUILDING, CONGESTED)]
+    assert any("ecn" in {item.signal for item in verdict.evidence} for verdict in marked)
+    assert totals["marked"] > 0
+    assert sent_again(totals) < 0.005
+    assert after[-1].state is CLEAR
+
+
+@scenario
+def test_lost_acknowledgements_are_not_congestion(link: Link) -> None:
+    """One in ten on the way back: every later one says the same."""
+    with Watched(link, pace_bps=PACE_BPS) as sender:
+        sender.watch(1.5)
+        before = link.counters()["ba"].lost
+        link.set("ba", loss=0.1)
+        verdicts = sender.watch(3.0)
+        totals = sender.totals(verdicts)
+        lost = link.counters()["ba"].lost - before
+    assert states(verdicts) == [CLEAR]
+    assert lost > 0
+    assert sent_again(totals) < 0.001

@@ -1,0 +1,81 @@
+"""A sender on an impaired link, watched as a link watches its own sockets."""
+
+from __future__ import annotations
+
+import random
+import time
+from itertools import groupby
+from typing import Any
+
+from prfaas_net.congestion.path import PathDetector
+from prfaas_net.congestion.samples import LinkSample
+from prfaas_net.congestion.signals import SignalTracker
+from prfaas_net.congestion.tcp_info import TcpInfo
+from prfaas_net.congestion.verdict import LinkState, Verdict
+from prfaas_net.transport.telemetry import LOOK_S
+from tools.netlab import Link, Load
+
+__all__ = ["Watched"]
+
+
+class Watched:
+    """Four paced flows from ``a`` to ``b``, a detector, and all that was seen. A context manager.
+
+    Args:
+        pace_bps: of all flows together.
+        load: anything else that each flow does.
+        receiver: options of the receiving side.
+    """
+
+    FLOWS = 4
+
+    def __init__(
+        self, link: Link, *, cc: str = "cubic", pace_bps: float, receiver: dict[str, Any] | None = None, **load: Any
+    ) -> None:
+        each = Load(cc=cc, rate_bps=pace_bps / self.FLOWS, **load)
+        self._traffic = link.traffic("ab", each, flows=self.FLOWS, **(receiver or {}))
+        self._detector = PathDetector(cc)
+        self._random = random.Random(7)
+        self.samples: list[LinkSample] = []
+        self.verdicts: list[Verdict] = []
+
+    def __enter__(self) -> Watched:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._traffic.close()
+
+    def watch(self, seconds: float) -> list[Verdict]:
+        """Look for so long; the verdicts of that time."""
+        ends_s, before = time.monotonic() + seconds, len(self.verdicts)
+        while time.monotonic() < ends_s:
+            flows = self._traffic.look()
+            rows = [
+                (int(name), TcpInfo(**{field: flow[field] for field in TcpInfo._fields}))
+                for name, flow in flows.items()
+                if "rtt_us" in flow
+            ]
+            at_s = max(flow["at_s"] for flow in flows.values())
+            sample = LinkSample(at_s, True, sum(info.notsent_bytes for _, info in rows), tuple(rows))
+            self.samples.append(sample)
+            self.verdicts.append(self._detector.observe(sample))
+            time.sleep(self._random.uniform(*LOOK_S))
+        return self.verdicts[before:]
+
+    def totals(self, verdicts: list[Verdict]) -> dict[str, float]:
+        """Of the time of these verdicts: greatest smoothed round trip, bytes sent, again, segments marked."""
+        first_s, last_s = verdicts[0].at_s, verdicts[-1].at_s
+        tracker = SignalTracker("")
+        steps = [step for sample in self.samples if (step := tracker.add(sample)) and first_s <= step.at_s <= last_s]
+        return {
+            "rtt_s": max((step.srtt_s or 0.0 for step in steps), default=0.0),
+            "sent_bytes": sum(step.sent_bytes for step in steps),
+            "retrans_bytes": sum(step.retrans_bytes for step in steps),
+            "delivered_bytes": sum(step.delivered_bytes for step in steps),
+            "marked": sum(step.marked for step in steps),
+        }
+
+
+def states(verdicts: list[Verdict]) -> list[LinkState]:
+    """States in order, each once as long as it lasted."""
+    return [state for state, _ in groupby(verdict.state for verdict in verdicts)]

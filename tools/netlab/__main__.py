@@ -1,0 +1,109 @@
+"""``python -m tools.netlab``: scenarios, and two clusters at the two ends of an impaired link."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+from rich.console import Console
+
+from prfaas_net.congestion.samples import LogHead, Mark, write_head, write_mark, write_sample
+from prfaas_net.errors import PrfaasError
+from prfaas_net.units import format_rate
+from tools.netlab import choosing
+from tools.netlab.names import sweep
+from tools.netlab.play import DETECTOR, Played, Row, play
+from tools.netlab.scenario import Scenario, load_scenario, names, set_up
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Impaired links on one machine. Root only.")
+Backend = Annotated[
+    str | None, typer.Option("--backend", help="netem, uml or tun; default: the first that can be had.")
+]
+HEAD = f"{'s':>6}  {'state':<13}{'received':>11}  {'rtt ms':>8}  {'retrans':>8}  "
+
+
+@app.command("list")
+def list_() -> None:
+    """Show the scenarios that come along, and the backends that this machine can have."""
+    for name in names():
+        print(f"{name:<16} {load_scenario(name).title}")
+    for name, missing in choosing.available().items():
+        print(f"backend {name:<8} {missing or 'can be had'}")
+
+
+@app.command()
+def run(
+    scenario: Annotated[str, typer.Argument(help="Name of a scenario, or a .toml file.")],
+    backend: Backend = None,
+    detector: Annotated[str, typer.Option("--detector", help="Whose verdicts are shown.")] = DETECTOR,
+    log: Annotated[Path | None, typer.Option("--log", help="Write every look as a log that can be replayed.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document in the end instead of rows.")] = False,
+) -> None:
+    """Play a scenario with its own traffic, and show what the link does and what a detector says of it."""
+    plan = load_scenario(scenario)
+    console = Console(stderr=json, highlight=False, soft_wrap=True)
+    console.print(f"[bold]{plan.title}[/]\n{plan.about}\n")
+    with set_up(plan, backend=backend) as stage:
+        console.print(HEAD)
+        played = play(stage, detector=detector, on_row=lambda row: console.print(_line(row), markup=False))
+        counters = {way: vars(of) for way, of in played.counters.items()}
+        name = stage.link.backend
+    if json:
+        sys.stdout.write(orjson.dumps(_report(plan, name, played)).decode() + "\n")
+    for way, of in counters.items():
+        console.print(f"{way}: " + ", ".join(f"{what} {n:,}" for what, n in of.items()))
+    if log is not None:
+        _write_log(log, plan, played)
+
+
+def _line(row: Row) -> str:
+    rate = format_rate(row.received_bps)
+    line = f"{row.at_s:6.1f}  {row.verdict.state.value:<13}{rate:>11}  {row.rtt_ms:8.1f}  {row.retransmits:8}  "
+    return line + "; ".join(row.happened)
+
+
+def _report(plan: Scenario, backend: str, played: Played) -> dict[str, Any]:
+    rows = [
+        {
+            "at_s": round(row.at_s, 3), "state": row.verdict.state.value, "received_bps": round(row.received_bps),
+            "rtt_ms": round(row.rtt_ms, 3), "retransmits": row.retransmits, "happened": row.happened,
+        }
+        for row in played.rows
+    ]  # fmt: skip
+    counters = {way: vars(of) for way, of in played.counters.items()}
+    return {"title": plan.title, "backend": backend, "rows": rows, "counters": counters, "events": played.events}
+
+
+def _write_log(path: Path, plan: Scenario, played: Played) -> None:
+    marks = [Mark(played.began_s + actual_s, what) for _, actual_s, what in played.events]
+    with path.open("wb") as file:
+        file.write(write_head(LogHead(plan.traffic.cc, {"scenario": plan.title})))
+        for sample in played.samples:
+            while marks and marks[0].at_s <= sample.at_s:
+                file.write(write_mark(marks.pop(0)))
+            file.write(write_sample(sample))
+
+
+@app.command("sweep")
+def sweep_() -> None:
+    """Take away what laboratories that were killed have left. Every start does so too."""
+    for name in sweep():
+        print(f"removed {name}")
+
+
+def main() -> None:
+    """Errors of ours are one line."""
+    try:
+        app(prog_name="python -m tools.netlab")
+    except PrfaasError as error:
+        sys.stderr.write(f"netlab: {error.line()}\n")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
