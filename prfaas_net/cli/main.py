@@ -7,7 +7,7 @@ import sys
 import typer
 
 from prfaas_net import __version__
-from prfaas_net.cli import bench, doctor, gateway, node, probe, relay, sim, up
+from prfaas_net.cli import bench, doctor, gateway, node, plan, probe, relay, sim, up
 from prfaas_net.errors import PrfaasError
 
 __all__ = ["app", "run"]
@@ -32,6 +32,7 @@ app.command("doctor")(doctor.doctor)
 app.command("probe")(probe.command)
 app.add_typer(bench.app, name="bench")
 app.add_typer(sim.app, name="sim")
+app.command("plan")(plan.plan)
 
 
 @app.command("version")

@@ -23,6 +23,7 @@ from prfaas_net.scheduling.events import (
     TransferLanded,
     TransferProgress,
 )
+from prfaas_net.scheduling.kv_config import kv_size_of_config
 from prfaas_net.scheduling.lengths import EmpiricalLengths, LengthDistribution, TruncatedLogNormal
 from prfaas_net.scheduling.links import LinkLoad
 from prfaas_net.scheduling.planner import Convert, Drain, Instruction, KeepRole, Planner, PlannerSettings, SetThreshold
@@ -45,6 +46,7 @@ from prfaas_net.scheduling.throughput import (
     solve,
     throughput,
 )
+from prfaas_net.scheduling.ttft import zero_load_ttft_s
 
 __all__ = [
     "Arrival",
@@ -101,6 +103,7 @@ __all__ = [
     "Workload",
     "cluster_egress_bps",
     "dump_log",
+    "kv_size_of_config",
     "kv_throughput_bps",
     "load_log",
     "make_policy",
@@ -108,4 +111,5 @@ __all__ = [
     "replay",
     "solve",
     "throughput",
+    "zero_load_ttft_s",
 ]

@@ -12,32 +12,14 @@ from prfaas_net.scheduling import (
     kv_throughput_bps,
     solve,
     throughput,
+    zero_load_ttft_s,
 )
 from prfaas_net.sim.case_study import GBPS, paper, paper_pd, paper_prfaas, paper_workload, profile
 
-__all__ = ["SYSTEMS", "analytic", "relative_errors", "sweeps", "zero_load_ttft_s"]
+__all__ = ["SYSTEMS", "analytic", "relative_errors", "sweeps"]
 
 SYSTEMS = ("prfaas_pd", "homogeneous", "naive")
 PAPERS = Estimate.MEAN_LENGTH
-# Quantiles at which a time is evaluated, for its mean and its 90th percentile.
-POINTS = 20_000
-
-
-def zero_load_ttft_s(work: Workload, t_tokens: float, *, remote_bps: float, local_bps: float) -> tuple[float, float]:
-    """Mean and P90 of the paper's TTFT: prefill, then the transfer, nothing overlapped and nobody in the way.
-
-    Args:
-        t_tokens: longer prompts are computed by H200 and cross ``remote_bps``, others by H20 and ``local_bps``.
-    """
-    long_s, short_s = profile("H200").prefill_s, profile("H20").prefill_s
-    times = []
-    for i in range(POINTS):
-        tokens = work.lengths.quantile((i + 0.5) / POINTS)
-        bits = 8.0 * work.kv(tokens)
-        remote = tokens > t_tokens
-        times.append(long_s(tokens) + bits / remote_bps if remote else short_s(tokens) + bits / local_bps)
-    times.sort()
-    return sum(times) / POINTS, times[int(0.9 * POINTS)]
 
 
 def analytic() -> dict[str, Any]:
@@ -47,8 +29,13 @@ def analytic() -> dict[str, Any]:
     alone = solve(work, [], [PdCluster(6, 6, profile("H20"))], estimate=PAPERS)
     naive = throughput(work, [paper_prfaas()], [paper_pd(0, 8)], 0, estimate=PAPERS)
     pd, best = ours.pd[0], ours.result
-    rates = {"remote_bps": numbers["workload"]["link_gbps"] * GBPS}
-    rates["local_bps"] = numbers["workload"]["intra_cluster_gbps"] * GBPS
+    remote_bps, local_bps = (numbers["workload"][key] * GBPS for key in ("link_gbps", "intra_cluster_gbps"))
+
+    def ttft_s(t_tokens: float) -> list[float]:
+        long, short = profile("H200"), profile("H20")
+        found = zero_load_ttft_s(work, t_tokens, long=long, short=short, remote_bps=remote_bps, local_bps=local_bps)
+        return list(found)
+
     thresholds = {"prfaas_pd": best.t_tokens, "homogeneous": float("inf"), "naive": 0.0}
     lambdas = dict(zip(SYSTEMS, (best.lambda_max, alone.result.lambda_max, naive.lambda_max), strict=True))
     return {
@@ -68,7 +55,7 @@ def analytic() -> dict[str, Any]:
         "l_long_tokens": best.l_long_tokens,
         "egress_gbps": best.egress_bps / GBPS,
         "bottleneck": best.bottleneck,
-        "ttft_s": {name: list(zero_load_ttft_s(work, t, **rates)) for name, t in thresholds.items()},
+        "ttft_s": {name: ttft_s(t) for name, t in thresholds.items()},
         "lambda_max_of_mean_time": _mean_time(work),
         "phi_gbps_1t": _phi_1t(work),
         "cluster_egress_gbps": _cluster_egress(),

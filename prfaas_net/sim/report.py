@@ -8,8 +8,11 @@ from rich.console import Console
 from rich.table import Table
 
 from prfaas_net.sim.case_study import paper
+from prfaas_net.units import format_bytes
 
-__all__ = ["show_compare", "show_paper"]
+__all__ = ["show_compare", "show_paper", "show_plan"]
+
+TTFTS = ("ttft_s", "ttft_pipelined_s")
 
 
 def _table(title: str, *names: str) -> Table:
@@ -78,3 +81,34 @@ def show_compare(report: dict[str, Any], console: Console) -> None:
                 f"{row['workload']} at {row['load']}: {row['drop_throughput_req_s']:.2f} requests/s through the drops, "
                 f"{row['drop_throughput_req_s'] / row['drop_oracle_req_s']:.1%} of the re-optimised threshold's"
             )
+
+
+def show_plan(report: dict[str, Any], console: Console) -> None:
+    """The report of ``prfaas plan``."""
+    sizes = _table(f"KVCache of {report['model']}", "tokens", "size", "prefill", "KV throughput")
+    for row in report["kv"]["rows"]:
+        sizes.add_row(
+            f"{row['tokens']:,}", format_bytes(row["kv_bytes"]), f"{row['prefill_s']:.2f} s",
+            f"{row['phi_gbps']:.2f} Gbps",
+        )  # fmt: skip
+    console.print(sizes)
+    table = _table(
+        "Deployments; TTFT without load, mean / P90", "", "prefill : decode", "requests/s", "t", "offloaded", "egress",
+        "TTFT", "pipelined", "binds",
+    )  # fmt: skip
+    for key in ("best", "homogeneous", "homogeneous_equal_cost", "naive"):
+        row = report[key]
+        table.add_row(
+            key.replace("_", ", "), f"{row['n_p']} : {row['n_d']}", f"{row['lambda_max']:.3f}",
+            "–" if row["t_tokens"] is None else f"{row['t_tokens']:,}", f"{row['offloaded_share']:.0%}",
+            f"{row['egress_gbps']:.2f} Gbps", *(f"{row[k][0]:.2f} / {row[k][1]:.2f}" for k in TTFTS), row["bottleneck"],
+        )  # fmt: skip
+    console.print(table)
+    for reason in report["verdict"]["reasons"]:
+        console.print(f"• {reason}")
+    longest = report["breaks_even"]["output_tokens"]
+    if longest is not None:
+        console.print(f"• beyond {longest:,.0f} output tokens it carries less than as many PD instances")
+    console.print(f"prefill times: {report['profiles']['prefill']}; PD: {report['profiles']['pd']}")
+    verdict = "it pays" if report["verdict"]["pays"] else "it does not pay at equal cost"
+    console.print(f"[bold]{verdict}[/bold]")
