@@ -12,7 +12,7 @@ WINDOW_S = 30.0
 OVER_MINIMUM_S, OVER_MINIMUM_SHARE = 2e-3, 1 / 16
 # A longer route is as flat as the shorter one was; a queue that others make is not, for so long.
 FLAT_S, FLAT_RTTS = 1.5, 15
-FLAT_RANGE_S, FLAT_RANGE_SHARE = 1.5e-3, 0.04
+FLAT_RANGE_S, FLAT_RANGE_SHARE = 1.5e-3, 0.06
 
 
 class BaseRtt:

@@ -24,8 +24,10 @@ QUEUE_DEVIATIONS, DEVIATION_GAIN = 4.0, 1 / 16
 QUEUE_SAMPLES = 2
 # A queue that is still growing has grown by so much over so many looks.
 GROWTH_SAMPLES, GROWTH_S = 3, 1e-3
+# It fills at much the same rate all the time. A smoothed round trip that follows a longer route gets there ever slower.
+STEADY = 0.5
 # One that moves has moved by so much, or by such a share of itself.
-MOVED_S, MOVED_SHARE = 1e-3, 0.05
+MOVED_S, MOVED_SHARE = 2e-3, 0.1
 # BBRv1 loses 3 to 4 % on a shallow queue that it fills itself; for the others 2 % is what BBRv3 calls too high.
 LOSS_SHARE, LOSS_SHARE_BBR = 0.02, 0.08
 # So many segments make a loss more than an accident.
@@ -40,7 +42,7 @@ REFERENCE_S = 30.0
 SETTLE_S, SETTLE_RTTS = 0.5, 8.0
 # DCTCP's gain, by the segment in groups of a step. BBRv3 calls half of the segments marked too high.
 ECN_GAIN, ECN_SOFT, ECN_HARD = 1 / 4, 0.05, 0.5
-HOST_SHARE = APP_SHARE = 0.5
+HOST_SHARE, APP_SHARE = 0.3, 0.5
 
 
 @dataclass(slots=True)
@@ -91,9 +93,10 @@ class Reader:
         self._long = WindowedSums(4)  # bytes sent, of them again, host-limited us, app-limited us
         self._short = WindowedSums(4)  # bytes delivered, sent, of them again, host-limited us
         self._reference = WindowedMax()
-        self._recent, self._highest = WindowedMax(), WindowedMax()  # round trips of the last two, negated and not
+        self._recent = WindowedMax()  # round trips of the last two, negated
+        self._highest, self._lowest = WindowedMax(), WindowedMax()  # queues of the same time, the lowest negated
         self._rtts: deque[float] = deque(maxlen=QUEUE_SAMPLES)
-        self._growth: deque[float] = deque(maxlen=GROWTH_SAMPLES + 1)
+        self._growth: deque[tuple[float, float]] = deque(maxlen=GROWTH_SAMPLES + 1)
         self._quiet_s = self._deviation_s = 0.0
         self._marked_share = 0.0
         self._lost_at_s = self._forgiven_until_s = -math.inf
@@ -167,11 +170,7 @@ class Reader:
             hoped_bps = min(hoped_bps, 0.95 * step.paced_bps)
         # While its round trip grows a path delivers less, also if it is only longer than it was.
         self._recent.add(step.at_s, -now.rtt_s, window_s=self._short.time_s)
-        self._highest.add(step.at_s, now.rtt_s, window_s=self._short.time_s)
-        lowest_s = -(self._recent.value or -now.rtt_s)
-        grown_s = now.rtt_s - lowest_s
-        moved_s = (self._highest.value or now.rtt_s) - lowest_s
-        now.moving = moved_s > max(MOVED_S, MOVED_SHARE * now.queue_s)
+        grown_s = now.rtt_s + (self._recent.value or -now.rtt_s)
         hoped_bps *= max(0.0, 1 - grown_s / max(self._short.time_s, step.dt_s))
         short = now.settled and hoped_bps > 0
         now.shortfall = (1 - now.rate_bps / hoped_bps) / (1 - SHORTFALL_SHARE) if short else 0.0
@@ -184,19 +183,33 @@ class Reader:
         if step.srtt_s is None:
             return
         missing = now.lossy or now.shortfall >= 1
-        self._base.add(step.srtt_s, step.min_rtt_s, troubled=troubled, missing=missing, now=step.at_s)
         self._rtts.append(step.srtt_s)
-        self._growth.append(step.srtt_s)
+        self._base.add(min(self._rtts), step.min_rtt_s, troubled=troubled, missing=missing, now=step.at_s)
+        self._growth.append((step.at_s, step.srtt_s))
         now.rtt_s, now.base_s = step.srtt_s, self._base.value_s or step.srtt_s
         now.queue_s = max(0.0, min(self._rtts) - now.base_s)
         least_s = min(QUEUE_MOST_S, max(QUEUE_LEAST_S, QUEUE_SHARE * now.base_s))
         counts_s = max(least_s, self._quiet_s + QUEUE_DEVIATIONS * self._deviation_s)
         now.queue = now.queue_s / counts_s
-        grown = list(self._growth)
-        now.growing = len(grown) > GROWTH_SAMPLES and all(b - a >= GROWTH_S for a, b in pairwise(grown))
+        now.growing = self._grows()
+        for window, value in ((self._highest, now.queue_s), (self._lowest, -now.queue_s)):
+            window.add(step.at_s, value, window_s=max(SHORT_S, SHORT_RTTS * now.base_s))
+        moved_s = (self._highest.value or 0.0) + (self._lowest.value or 0.0)
+        now.moving = moved_s > max(MOVED_S, MOVED_SHARE * now.queue_s)
         if not troubled and now.queue < 1 and not now.limited:
             self._quiet_s += DEVIATION_GAIN * (now.queue_s - self._quiet_s)
             self._deviation_s += DEVIATION_GAIN * (abs(now.queue_s - self._quiet_s) - self._deviation_s)
+
+    def _grows(self) -> bool:
+        looks = self._growth
+        if len(looks) <= GROWTH_SAMPLES:
+            return False
+        slopes = []
+        for (before_s, low_s), (after_s, high_s) in pairwise(looks):
+            if high_s - low_s < GROWTH_S:
+                return False
+            slopes.append((high_s - low_s) / (after_s - before_s))
+        return slopes[-1] >= STEADY * max(slopes)
 
     def _marks(self, step: Step) -> None:
         if step.ecn and step.delivered:
