@@ -14,6 +14,7 @@ Only full blocks have keys. A group (see :class:`~prfaas_net.kv.KvKind`) is not 
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -66,11 +67,15 @@ def prefix_keys(scope: PrefixScope, token_ids: Sequence[int] | np.ndarray[Any, A
         UsageError: a token id does not fit 32 bits.
     """
     n_blocks = len(token_ids) // scope.block_tokens
+    if not n_blocks:
+        return b""
+    part = token_ids[: n_blocks * scope.block_tokens]
     try:
-        tokens = np.asarray(token_ids[: n_blocks * scope.block_tokens])
-    except OverflowError:
+        # Of a list, ``array`` makes numbers of 32 bits four times as fast as NumPy, and refuses all others.
+        tokens = part if isinstance(part, np.ndarray) else np.frombuffer(array("I", part), dtype=np.uint32)
+    except (OverflowError, TypeError):
         raise UsageError("a token id does not fit 32 bits") from None
-    if n_blocks and (tokens.min() < 0 or tokens.max() >> 32):
+    if tokens.dtype != np.uint32 and (tokens.min() < 0 or tokens.max() >> 32):
         raise UsageError("a token id does not fit 32 bits", found=f"{tokens.min()} to {tokens.max()}")
     return extend_keys(scope.root, tokens.astype("<u4").tobytes(), scope.block_tokens)
 
