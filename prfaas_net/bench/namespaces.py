@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -58,12 +59,12 @@ def _started(pid: int) -> str | None:
 
 def owned(prefix: str) -> str:
     """A name that says which process it belongs to, for :func:`sweep`; followed by what the process likes."""
-    return f"{prefix}{os.getpid()}.{_started(os.getpid())}-"
+    return f"{prefix}{os.getpid()}-s{_started(os.getpid())}-"
 
 
 def _is_orphan(name: str, prefix: str) -> bool:
-    pid, _, started = name.removeprefix(prefix).partition("-")[0].partition(".")
-    return pid.isdigit() and _started(int(pid)) != started
+    owner = re.match(r"(\d+)-s(\d+)-", name.removeprefix(prefix))
+    return owner is not None and _started(int(owner[1])) != owner[2]
 
 
 def sweep(prefix: str, *directories: Path) -> list[str]:

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from prfaas_net.cli.models import demo_documents, load_engine, load_tokenizer
-from prfaas_net.localfleet.fleet import FleetPlan
+from prfaas_net.localfleet.fleet import ClusterPlace, FleetPlan
 from prfaas_net.localfleet.show import Model, Show
 
 __all__ = ["up"]
@@ -31,6 +31,10 @@ def up(
     threshold: Annotated[int, typer.Option("--threshold", help="t, in tokens.")] = 2048,
     link: Annotated[str, typer.Option("--link", help="Rate of the link between the clusters.")] = "100Mbps",
     rtt: Annotated[str, typer.Option("--rtt", help="Round-trip time of that link.")] = "20ms",
+    prfaas_netns: Annotated[str | None, typer.Option(help="Network namespace of the PrfaaS cluster.")] = None,
+    prfaas_address: Annotated[str, typer.Option(help="Address of its nodes there.")] = "127.0.0.1",
+    pd_netns: Annotated[str | None, typer.Option(help="Network namespace of the PD cluster and the gateway.")] = None,
+    pd_address: Annotated[str, typer.Option(help="Address of its nodes there.")] = "127.0.0.1",
     connections: Annotated[int, typer.Option("--connections", help="Data connections of each link.")] = 4,
     arena: Annotated[str, typer.Option("--arena", help="Host memory for KVCache of each node.")] = "256MiB",
     max_tokens: Annotated[int, typer.Option("--max-tokens", help="Tokens to generate for each document.")] = 48,
@@ -39,12 +43,14 @@ def up(
     """Start two clusters, a shaped link between them and a gateway; show two documents; keep serving.
 
     Five processes: one prefill node in a PrfaaS cluster, one prefill and one decode node in a local PD cluster, the
-    link shaper, the gateway. Ctrl-C ends them all.
+    link shaper, the gateway. Ctrl-C ends them all. Clusters in different network namespaces (root) have between them
+    whatever joins those: then there is no shaper, and --link and --rtt say nothing.
     """
     directory = str(model) if model else None
     plan = FleetPlan(
         model=directory, host=host, port=port if port is not None else 0 if demo else 8080,
         threshold_tokens=threshold, link_rate=link, link_rtt=rtt, connections=connections, arena=arena,
+        prfaas=ClusterPlace(prfaas_netns, prfaas_address), pd=ClusterPlace(pd_netns, pd_address),
     )  # fmt: skip
     tokenizer = load_tokenizer(directory)
     show = Show(

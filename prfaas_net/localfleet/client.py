@@ -39,11 +39,16 @@ class Answer:
 
 
 class GatewayClient:
-    """Use as an async context manager."""
+    """Use as an async context manager.
 
-    def __init__(self, url: str, *, timeout_s: float = 300.0) -> None:
+    Args:
+        api_key: what the gateway asks of its clients, if it does.
+    """
+
+    def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 300.0) -> None:
         self._url = url
-        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s))
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s), headers=headers)
 
     async def __aenter__(self) -> GatewayClient:
         return self

@@ -1,16 +1,34 @@
-"""The five processes of a local deployment, and how they find each other."""
+"""The processes of a local deployment, and how they find each other."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import secrets
 import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+from prfaas_net.config import is_loopback
 from prfaas_net.localfleet.processes import Process, stop_all
 
-__all__ = ["FleetPlan", "LocalFleet"]
+__all__ = ["ClusterPlace", "FleetPlan", "LocalFleet"]
+
+API_KEYS_VARIABLE = "PRFAAS_GATEWAY__API_KEYS"
+
+
+@dataclass(frozen=True)
+class ClusterPlace:
+    """Where the processes of a cluster run.
+
+    Attributes:
+        netns: a network namespace, by its name for ``ip netns``; None is that of this process.
+        address: that its nodes listen on, there.
+    """
+
+    netns: str | None = None
+    address: str = "127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -21,8 +39,11 @@ class FleetPlan:
         model: Hugging Face directory, or None for the demo model.
         port: of the gateway; 0 picks one.
         threshold_tokens: prompts with more uncached tokens than this go to the PrfaaS cluster.
+        host: of the gateway, which runs where the PD cluster does; this process must reach it.
         link_rate: of the link between the clusters, as text (``"100Mbps"``).
         link_rtt: its round-trip time (``"20ms"``).
+        prfaas, pd: where the clusters run. In different namespaces, what is between those is the link, and nothing
+            shapes it.
     """
 
     model: str | None = None
@@ -33,6 +54,18 @@ class FleetPlan:
     link_rtt: str = "20ms"
     connections: int = 4
     arena: str = "256MiB"
+    prfaas: ClusterPlace = ClusterPlace()
+    pd: ClusterPlace = ClusterPlace()
+
+    @property
+    def shaped(self) -> bool:
+        """Whether a link shaper stands in for a link."""
+        return self.prfaas.netns == self.pd.netns
+
+    @property
+    def open(self) -> bool:
+        """Whether others than processes of this host may knock, so that keys are needed."""
+        return not all(map(is_loopback, (self.host, self.prfaas.address, self.pd.address)))
 
 
 def _free_port() -> int:
@@ -56,12 +89,17 @@ class LocalFleet:
     """PrfaaS cluster (one prefill node), local PD cluster (one prefill, one decode node), link shaper, gateway.
 
     Use as an async context manager; leaving it ends every process.
+
+    Attributes:
+        url: of the gateway; ``api_key`` for it, where one is needed.
     """
 
     def __init__(self, plan: FleetPlan) -> None:
         self.plan = plan
         self.processes: dict[str, Process] = {}
         self.url = ""
+        self.api_key: str | None = None
+        self._environ: dict[str, str] = {}
 
     async def __aenter__(self) -> LocalFleet:
         try:
@@ -88,39 +126,53 @@ class LocalFleet:
             for wait in waits:
                 wait.cancel()
 
+    def _make_keys(self) -> None:
+        """Fresh ones, for this fleet alone; an API key that the environment has is kept."""
+        node_key, kv_key = secrets.token_hex(16), secrets.token_hex(16)
+        given = os.environ.get(API_KEYS_VARIABLE)
+        self.api_key = given.split(",")[0].strip() if given else secrets.token_hex(8)
+        self._environ = {"PRFAAS_GATEWAY__NODE_KEY": node_key, API_KEYS_VARIABLE: given or self.api_key}
+        for role in ("PREFILL", "DECODE"):
+            self._environ |= {f"PRFAAS_{role}__NODE_KEY": node_key, f"PRFAAS_{role}__KV__SHARED_KEY": kv_key}
+
     async def _start(self) -> None:
         plan = self.plan
+        if plan.open:
+            self._make_keys()
         model = ["--model", plan.model] if plan.model else []
         # The decode node's tickets name the relay for senders of the other cluster, so the relay comes first and must
         # know the decode node's port.
-        kv = f"127.0.0.1:{_free_port()}"
-        shaper = await self._launch(
-            "link shaper", ["relay", "--target", kv, "--rate", plan.link_rate, "--rtt", plan.link_rtt]
-        )
-        crossing = "{}:{}".format(*shaper.ready["address"])
-        arena = ["--arena", plan.arena]
-        connections = ["--connections", str(plan.connections)]
-        prefills = [
-            ("prefill", "--node-id", f"{cluster}-prefill-0", "--cluster", cluster, *connections, *arena, *model)
-            for cluster in ("prfaas", "pd")
-        ]
-        decode = ("decode", "--node-id", "pd-decode-0", "--cluster", "pd", "--kv-listen", kv)
+        kv = f"{plan.pd.address}:{_free_port()}"
+        crossing: list[str] = []
+        if plan.shaped:
+            shape = ["--rate", plan.link_rate, "--rtt", plan.link_rtt]
+            shaper = await self._launch("link shaper", ["relay", "--target", kv, *shape], plan.pd)
+            crossing = ["--advertise", "prfaas={}:{}".format(*shaper.ready["address"])]
         nodes = await asyncio.gather(
-            self._launch("PrfaaS prefill node", prefills[0]),
-            self._launch("PD prefill node", prefills[1]),
-            self._launch("PD decode node", (*decode, "--advertise", f"prfaas={crossing}", *arena, *model)),
-        )
-        urls = [item for node in nodes for item in ("--node", _url(node.ready["address"]))]
-        gateway = await self._launch(
-            "gateway",
-            [
-                "gateway", "--listen", f"{plan.host}:{plan.port}", "--threshold", str(plan.threshold_tokens),
-                *urls, *model,
-            ],
+            self._launch("PrfaaS prefill node", [*self._prefill("prfaas", plan.prfaas), *model], plan.prfaas),
+            self._launch("PD prefill node", [*self._prefill("pd", plan.pd), *model], plan.pd),
+            self._launch(
+                "PD decode node",
+                [
+                    "decode", "--node-id", "pd-decode-0", "--cluster", "pd", "--listen", f"{plan.pd.address}:0",
+                    "--kv-listen", kv, *crossing, "--arena", plan.arena, *model,
+                ],
+                plan.pd,
+            ),
         )  # fmt: skip
+        urls = [item for node in nodes for item in ("--node", _url(node.ready["address"]))]
+        listen = ["--listen", f"{plan.host}:{plan.port}", "--threshold", str(plan.threshold_tokens)]
+        gateway = await self._launch("gateway", ["gateway", *listen, *urls, *model], plan.pd)
         self.url = _url(gateway.ready["address"])
 
-    async def _launch(self, name: str, command: list[str] | tuple[str, ...]) -> Process:
-        process = await Process.start(name, command)
+    def _prefill(self, cluster: str, place: ClusterPlace) -> list[str]:
+        plan = self.plan
+        return [
+            "prefill", "--node-id", f"{cluster}-prefill-0", "--cluster", cluster, "--listen", f"{place.address}:0",
+            "--connections", str(plan.connections), "--arena", plan.arena,
+        ]  # fmt: skip
+
+    async def _launch(self, name: str, command: list[str], place: ClusterPlace) -> Process:
+        process = await Process.start(name, command, netns=place.netns, environ=self._environ)
         self.processes[name] = process
         return process

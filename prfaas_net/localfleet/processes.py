@@ -7,7 +7,8 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -18,8 +19,24 @@ __all__ = ["PARENT_VARIABLE", "Process", "stop_all"]
 
 # Read by the daemons: they end when the process with this id does, however it ends.
 PARENT_VARIABLE = "PRFAAS_PARENT_PID"
+# Where ip-netns(8) keeps named network namespaces.
+NAMESPACES = Path("/run/netns")
 # SIGTERM, then SIGKILL after this; together with closing, an interrupted fleet is gone within 2 s.
 TERM_GRACE_S = 1.2
+
+
+def _entering(netns: str | None) -> tuple[str, ...]:
+    """What to put in front of a command."""
+    if netns is None:
+        return ()
+    if not (NAMESPACES / netns).exists():
+        raise ConfigError(
+            "no such network namespace",
+            expected="a name that ip netns list shows",
+            found=repr(netns),
+            do=f"create it: ip netns add {netns}",
+        )
+    return ("ip", "netns", "exec", netns)
 
 
 class Process:
@@ -37,19 +54,31 @@ class Process:
         self._reading = asyncio.create_task(self._read_errors())
 
     @classmethod
-    async def start(cls, name: str, command: Sequence[str], *, ready_within_s: float = 60.0) -> Process:
+    async def start(
+        cls,
+        name: str,
+        command: Sequence[str],
+        *,
+        netns: str | None = None,
+        environ: Mapping[str, str] | None = None,
+        ready_within_s: float = 60.0,
+    ) -> Process:
         """Start ``prfaas <command>`` and wait until it serves.
 
+        Args:
+            netns: the network namespace to start it in (root); None: this process's own.
+            environ: variables beside those of this process.
+
         Raises:
-            ConfigError: it ended instead, with its own last words.
+            ConfigError: there is no such namespace, or the process ended instead, with its own last words.
             DeadlineError: it did not get ready in time; it has been ended.
         """
         spawned = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "prfaas_net.cli", *command,
+            *_entering(netns), sys.executable, "-m", "prfaas_net.cli", *command,
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
             # A session of its own: Ctrl-C reaches the supervisor alone, which then ends the others in order.
             start_new_session=True,
-            env={**os.environ, PARENT_VARIABLE: str(os.getpid())},
+            env={**os.environ, **(environ or {}), PARENT_VARIABLE: str(os.getpid())},
         )  # fmt: skip
         process = cls(name, spawned)
         try:

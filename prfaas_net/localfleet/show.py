@@ -65,7 +65,7 @@ class Show:
         """Returns the exit code: 0, or 1 if an output differs from the single-process run."""
         self._console.print("[bold]prfaas-net[/]: two clusters, a link between them, one gateway")
         with self._progress() as progress:
-            progress.add_task("starting five processes", total=None)
+            progress.add_task("starting the processes", total=None)
             fleet = await LocalFleet(self._plan).__aenter__()
         try:
             return await self._with_fleet(fleet, stay=stay)
@@ -88,7 +88,7 @@ class Show:
             await asyncio.gather(working, failing, return_exceptions=True)
 
     async def _show(self, fleet: LocalFleet, *, stay: bool) -> int:
-        async with GatewayClient(fleet.url) as client:
+        async with GatewayClient(fleet.url, api_key=fleet.api_key) as client:
             await client.wait_healthy(within_s=30.0)
             name, limit = await client.model()
             prompts = {title: self._fit(text, title, limit) for title, text in self._documents.items()}
@@ -100,7 +100,7 @@ class Show:
             await self._sample(client, name)
         identical = all(row.identical for row in rows)
         if stay:
-            self._print_invitation(fleet.url, name)
+            self._print_invitation(fleet, name)
             await asyncio.Event().wait()
         return 0 if identical else 1
 
@@ -156,15 +156,16 @@ class Show:
         self._console.print("\nThe model writes (temperature 0.6, seed 7):")
         print_texts(self._console, texts)
 
-    def _print_invitation(self, url: str, model: str) -> None:
+    def _print_invitation(self, fleet: LocalFleet, model: str) -> None:
+        key = f"-H 'Authorization: Bearer {fleet.api_key}' " if fleet.api_key else ""
         self._console.print("\n[bold]Serving.[/] Try:\n")
         self._console.print(
-            f"curl -sN {url}/v1/chat/completions -H 'Content-Type: application/json' -d "
+            f"curl -sN {fleet.url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d "
             f"'{{\"model\": \"{model}\", \"stream\": true, \"temperature\": 0.6, \"max_tokens\": 60, "
             f"\"messages\": [{{\"role\": \"user\", \"content\": \"What is a hacker?\"}}]}}'",
             highlight=False, markup=False, soft_wrap=True,
         )  # fmt: skip
-        self._console.print("\nCtrl-C ends all five processes.")
+        self._console.print("\nCtrl-C ends all of it.")
 
     def _progress(self) -> Progress:
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from prfaas_net.bench.segments import VNET_BYTES, cut, segments_of
+from prfaas_net.bench.segments import VNET_BYTES, cut, mark, segments_of
 
 SEGMENT, HEADERS = 1000, 40
 
@@ -49,3 +49,23 @@ def test_a_range_stays_a_super_packet() -> None:
     assert segments_of(first)[0] == segments_of(last)[0] == 2
     assert not first[VNET_BYTES + 33] & 0x08
     assert last[VNET_BYTES + 33] & 0x08
+
+
+@pytest.mark.parametrize("ecn", [1, 2])
+def test_a_mark_is_set_where_it_is_understood(ecn: int) -> None:
+    """On both versions of IP; the header's checksum is right again, and nothing else has changed."""
+    packet = bytearray(super_packet(bytes(3000)))
+    assert mark(bytes(packet)) is None
+    packet[VNET_BYTES + 1] = 0xB8 | ecn
+    marked = mark(bytes(packet))
+    assert marked is not None
+    assert marked[VNET_BYTES + 1] == 0xBB
+    words = struct.unpack(">10H", marked[VNET_BYTES : VNET_BYTES + 20])
+    total = sum(words)
+    assert (total & 0xFFFF) + (total >> 16) == 0xFFFF
+    assert marked[VNET_BYTES + 20 :] == packet[VNET_BYTES + 20 :]
+    six = bytes(VNET_BYTES) + bytes([0x60, ecn << 4]) + bytes(38)
+    marked_six = mark(six)
+    assert marked_six is not None
+    assert marked_six[VNET_BYTES : VNET_BYTES + 2] == bytes([0x60, 0x30])
+    assert mark(bytes(VNET_BYTES) + bytes([0x60, 0x00]) + bytes(38)) is None

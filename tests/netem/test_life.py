@@ -50,7 +50,7 @@ def commands_with(text: str) -> list[int]:
 def left_of(pid: int) -> list[str]:
     """Namespaces and directories with a process's mark."""
     places = (SPACES, Path(tempfile.gettempdir()))
-    return [str(path) for place in places for path in place.glob(f"{PREFIX}{pid}.*")]
+    return [str(path) for place in places for path in place.glob(f"{PREFIX}{pid}-s*")]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -70,9 +70,9 @@ def test_what_a_killed_laboratory_leaves_is_swept(backend: str) -> None:
     assert space in sweep()
     assert left_of(victim.pid) == []
     give_up_s = time.monotonic() + 5.0
-    while commands_with(f"{PREFIX}{victim.pid}.") and time.monotonic() < give_up_s:
+    while commands_with(f"{PREFIX}{victim.pid}-s") and time.monotonic() < give_up_s:
         time.sleep(0.05)
-    assert commands_with(f"{PREFIX}{victim.pid}.") == []
+    assert commands_with(f"{PREFIX}{victim.pid}-s") == []
     assert int(started) not in commands_with("sleep")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,13 +11,17 @@ import orjson
 import typer
 from rich.console import Console
 
+from prfaas_net.config import load_config
 from prfaas_net.congestion.samples import LogHead, Mark, write_head, write_mark, write_sample
 from prfaas_net.errors import PrfaasError
 from prfaas_net.units import format_rate
 from tools.netlab import choosing
+from tools.netlab.fleet import watch
+from tools.netlab.link import link
 from tools.netlab.names import sweep
 from tools.netlab.play import DETECTOR, Played, Row, play
 from tools.netlab.scenario import Scenario, load_scenario, names, set_up
+from tools.netlab.schedule import WaySection, load_schedule
 
 __all__ = ["app"]
 
@@ -87,6 +92,31 @@ def _write_log(path: Path, plan: Scenario, played: Played) -> None:
             while marks and marks[0].at_s <= sample.at_s:
                 file.write(write_mark(marks.pop(0)))
             file.write(write_sample(sample))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def up(
+    context: typer.Context,
+    rate: Annotated[str | None, typer.Option("--rate", help="Of the bottleneck, each way.")] = "200Mbps",
+    delay: Annotated[str, typer.Option("--delay", help="One way.")] = "20ms",
+    jitter: Annotated[str, typer.Option("--jitter", help="More or less than the delay.")] = "0ms",
+    loss: Annotated[float, typer.Option("--loss", help="Share of packets, each way.")] = 0.0,
+    queue: Annotated[str | None, typer.Option("--queue", help="Bytes that may wait for the bottleneck.")] = None,
+    schedule: Annotated[Path | None, typer.Option("--schedule", help="What happens to the link: a TOML file.")] = None,
+    backend: Backend = None,
+) -> None:
+    """Run `prfaas up`, its PrfaaS cluster at one end of an impaired link, its PD cluster and gateway at the other.
+
+    Options that are not ours go to `prfaas up`. Type to change the link meanwhile. Ctrl-C ends it all.
+    """
+    texts = {"rate": rate, "delay": delay, "jitter": jitter, "loss": loss, "queue": queue}
+    settings = load_config(WaySection, flags=texts).changes()
+    steps = load_schedule(schedule) if schedule is not None else ()
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    with link(backend=backend, **settings) as made:
+        code = watch(made, context.args, steps, lambda line: console.print(f"netlab: {line}", markup=False))
+    sys.exit(code)
 
 
 @app.command("sweep")

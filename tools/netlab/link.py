@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import os
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from ipaddress import IPv4Network
 from typing import IO, Any
 
 from prfaas_net.bench.namespaces import command, inside, make_space, owned, remove_space, write_settings
@@ -26,6 +28,8 @@ from tools.netlab.traffic import Traffic
 __all__ = ["Link", "link"]
 
 ADDRESSES = ("10.203.8.1", "10.203.8.2")
+# Out of these come the addresses of doors to this host.
+_DOORS = IPv4Network("10.203.64.0/18")
 # A long fat link must not be limited by the host's maximum (often 4 MiB).
 BUFFER_BYTES = 128 * MiB
 # net.ipv4.tcp_ecn: 1 asks for marks, 2 takes them if the peer asks, which is what kernels come with.
@@ -177,6 +181,20 @@ class Link:
         """Start competing traffic along a way, described by the fields of :class:`Load`: ``cc``, ``rate_bps``, ``on_s``
         and ``off_s``, ``ramp_s``."""
         return self.traffic(way, Load(**load), flows=flows, seed=seed)
+
+    def door(self, side: str) -> str:
+        """Make a side reachable from this host, past the impaired link; the side's address there. It goes with the
+        link."""
+        end, number = self.end(side), next(_numbers)
+        taken = command("ip", "-4", "-o", "addr", "show")
+        net = next(net for net in _DOORS.subnets(new_prefix=30) if f" {net[1]}/" not in taken)
+        here, there = f"nl{os.getpid()}d{number}", f"door{number}"
+        command("ip", "link", "add", here, "type", "veth", "peer", there, "netns", end.space)
+        command("ip", "addr", "add", f"{net[1]}/30", "dev", here)
+        command("ip", "link", "set", here, "up")
+        command("ip", "-n", end.space, "addr", "add", f"{net[2]}/30", "dev", there)
+        command("ip", "-n", end.space, "link", "set", there, "up")
+        return str(net[2])
 
     def place(self, sender: str = "a") -> Place:
         """For :class:`prfaas_net.bench.pair.Pair`: a KV sender on one side, its receiver on the other."""
