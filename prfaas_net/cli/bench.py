@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import orjson
@@ -14,6 +15,8 @@ from rich.console import Console
 
 from engine.__main__ import main as engine_main
 from prfaas_net.bench import cache as cache_bench
+from prfaas_net.bench import congestion_cases
+from prfaas_net.bench.congestion import bench_congestion, show_congestion
 from prfaas_net.bench.plan import FULL, QUICK, parse_path
 from prfaas_net.bench.report import show
 from prfaas_net.bench.transport import bench_transport
@@ -82,6 +85,24 @@ def cache(
     with _progress() as progress:
         report = cache_bench.bench_cache(cache_bench.QUICK if quick else cache_bench.FULL, progress)
     _answer(report, as_json, cache_bench.show)
+
+
+@app.command("congestion")
+def congestion(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Four paths, two seeds: under 5 minutes.")] = False,
+    recordings: Annotated[
+        Path | None,
+        typer.Option("--recordings", help="Directory to keep recordings in; what it has is not made again."),
+    ] = None,
+) -> None:
+    """Detectors of congestion on recorded paths: how soon, how often for nothing, how far off. Under 40 minutes."""
+    plan = congestion_cases.QUICK if quick else congestion_cases.FULL
+    # What the bench has made outside of itself goes away with it, whoever ends it.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with _progress() as progress:
+        report = bench_congestion(plan, recordings=recordings, progress=progress)
+    _answer(report, as_json, show_congestion)
 
 
 @app.command("engine")
