@@ -40,7 +40,9 @@ class LineBuffer:
 
     def __init__(self, limit_bytes: int = MAX_LINE_BYTES) -> None:
         self._limit_bytes = limit_bytes
-        self._rest = b""
+        # Of the line that is not complete yet; joined once, when it is.
+        self._parts: list[bytes] = []
+        self._part_bytes = 0
 
     def feed(self, data: bytes) -> list[bytes]:
         """The lines that ``data`` completes, without their newline; empty lines are dropped.
@@ -48,8 +50,13 @@ class LineBuffer:
         Raises:
             ProtocolError: a line is longer than the bound.
         """
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if max(map(len, lines), default=0) > self._limit_bytes or len(self._rest) > self._limit_bytes:
+        *lines, rest = data.split(b"\n")
+        if lines:
+            lines[0] = b"".join([*self._parts, lines[0]])
+            self._parts, self._part_bytes = [], 0
+        self._parts.append(rest)
+        self._part_bytes += len(rest)
+        if max(map(len, lines), default=0) > self._limit_bytes or self._part_bytes > self._limit_bytes:
             raise ProtocolError("a line is too long", expected=f"at most {self._limit_bytes} bytes")
         return [line for line in lines if line.strip()]
 
@@ -72,12 +79,16 @@ class NodeStream:
     """The events of one call. Closing it cancels the call on the node."""
 
     def __init__(
-        self, response: aiohttp.ClientResponse, node_id: str, calling: Callable[[], AbstractContextManager[None]]
+        self,
+        response: aiohttp.ClientResponse,
+        node_id: str,
+        calling: Callable[[], AbstractContextManager[None]],
+        limit_bytes: int = MAX_LINE_BYTES,
     ) -> None:
         self.node_id = node_id
         self._response = response
         self._calling = calling
-        self._buffer = LineBuffer()
+        self._buffer = LineBuffer(limit_bytes)
         self._lines: deque[bytes] = deque()
         self._ended = False
 
@@ -194,11 +205,29 @@ class NodeClient:
             PrfaasError: the node refused, for the reason it gave.
         """
         body = orjson.dumps(call.model_dump())
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
+        return await self._open(node_id, "POST", f"{url}{path}", body, MAX_LINE_BYTES)
+
+    async def watch(self, node_id: str, url: str, path: str, *, limit_bytes: int, silence_s: float) -> NodeStream:
+        """Listen to what a node tells, without end.
+
+        Args:
+            limit_bytes: of a line.
+            silence_s: a node that says nothing for so long cannot be reached.
+
+        Raises:
+            LinkError: the node cannot be reached.
+            PrfaasError: the node refused, for the reason it gave.
+        """
+        return await self._open(node_id, "GET", f"{url}{path}", None, limit_bytes, silence_s)
+
+    async def _open(
+        self, node_id: str, method: str, url: str, body: bytes | None, limit_bytes: int, silence_s: float | None = None
+    ) -> NodeStream:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=silence_s)
         with self._calling(node_id):
-            response = await self._session.post(f"{url}{path}", data=body, headers=self._headers, timeout=timeout)
+            response = await self._session.request(method, url, data=body, headers=self._headers, timeout=timeout)
             if response.status == 200:
-                return NodeStream(response, node_id, lambda: self._calling(node_id))
+                return NodeStream(response, node_id, lambda: self._calling(node_id), limit_bytes)
             try:
                 reason = await response.content.read(MAX_ERROR_BYTES)
             finally:

@@ -91,6 +91,11 @@ class Fleet:
                 return node
         raise BusyError("the node has just disappeared", do="try again", node=node_id)
 
+    def role_of(self, node_id: str) -> Role | None:
+        """What a node does; None if it is not known."""
+        infos = (node.info for node in self.nodes)
+        return next((Role(info.role) for info in infos if info is not None and info.node_id == node_id), None)
+
     def suspect(self, name: str) -> None:
         """A call to this node (by id or address) broke: count it, and ask the node now rather than later."""
         for node in self.nodes:

@@ -27,7 +27,9 @@ class GatewayMetrics:
             "offloaded_requests", "Requests prefilled in a PrfaaS cluster.", ("cluster",)
         )
         self.decisions = self.metrics.counter("decisions", "Decisions of the router.", ("policy", "cluster"))
-        self.tokens = self.metrics.counter("tokens", "Tokens of answered prompts and of answers.", ("kind",))
+        self.tokens = self.metrics.counter(
+            "tokens", "Tokens of answered prompts, of those the cached ones, and of answers.", ("kind",)
+        )
         self.kv_bytes = self.metrics.counter(
             "kv_transferred_bytes", "KVCache sent between nodes, by kind of state.", ("kind",)
         )
@@ -47,6 +49,7 @@ class GatewayMetrics:
         if record.ttft_s is not None:
             self.ttft.labels(record.prefilled_in).observe(record.ttft_s)
             self.tokens.labels("prompt").inc(record.prompt_tokens)
+            self.tokens.labels("cached").inc(record.cached_tokens)
             self.tokens.labels("output").inc(record.output_tokens)
         for state, n_bytes in (record.kv_bytes or {}).items():
             self.kv_bytes.labels(state).inc(n_bytes)

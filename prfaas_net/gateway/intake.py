@@ -102,7 +102,9 @@ class Intake:
         return Job(
             options=options,
             shape=shape(self._config.model, self._tokenizer.token_text, token_ids=bool(options.return_token_ids)),
-            request=ServingRequest(record.request_id, token_ids, sampling, arrived_s, deadline_at),
+            request=ServingRequest(
+                record.request_id, token_ids, sampling, arrived_s, deadline_at, options.cache_salt or ""
+            ),
             record=record,
             explain=bool(options.explain) or request.headers.get(EXPLAIN_HEADER) == "1",
             stops=options.stop_strings(),

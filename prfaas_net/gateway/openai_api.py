@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from prfaas_net.gateway.api_errors import ApiError
 from prfaas_net.nodes.engine_api import Sampling
-from prfaas_net.nodes.messages import MAX_BIASES, MAX_LOGPROBS
+from prfaas_net.nodes.messages import MAX_BIASES, MAX_LOGPROBS, MAX_SALT_CHARS
 
 __all__ = ["ChatBody", "CompletionBody", "Options", "StreamOptions", "messages_of", "parse_body", "prompt_of"]
 
@@ -78,6 +78,8 @@ class Options(BaseModel):
     stream_options: StreamOptions | None = None
     explain: bool | None = None
     return_token_ids: bool | None = None
+    # vLLM's: prompts with different salts share no cached state.
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
 
     @property
     def token_bound(self) -> int | None:

@@ -22,7 +22,10 @@ class RequestRecord:
     Attributes:
         prefilled_in: name of the cluster that runs the prompt.
         prefilled_tokens: prompt tokens that have passed every layer so far.
+        cached_in: by cluster, how long a prefix of the prompt was known to be cached there when it was routed.
+        cached_tokens: prompt tokens that the prefill found in its cache: not computed.
         incremental_tokens: ``l``: prompt tokens that had to be computed there.
+        held_tokens: prompt tokens whose rows the decode node held already: not sent.
         threshold_tokens: ``t`` at the time, or None if the policy has none.
         kv_bytes: of the transferred KVCache by kind of state.
         prefill_s, transfer_s, exposed_s, queued_s: as the prefill node reported them; None until it did.
@@ -32,8 +35,10 @@ class RequestRecord:
 
     request_id: str
     prompt_tokens: int = 0
+    cached_in: dict[str, int] = field(default_factory=dict)
     cached_tokens: int = 0
     incremental_tokens: int = 0
+    held_tokens: int | None = None
     threshold_tokens: int | None = None
     policy: str | None = None
     prefilled_in: str | None = None
@@ -65,8 +70,15 @@ class RequestRecord:
         self.decoded_in, self.decode_node = decision.decode_cluster, decision.decode_node
         self.reasons.extend(decision.reasons)
 
+    def note_cached(self, cached_tokens: int) -> None:
+        """Take over what the prefill node found in its cache."""
+        self.cached_tokens = cached_tokens
+        self.incremental_tokens = self.prompt_tokens - cached_tokens
+
     def note_report(self, report: TransferReport) -> None:
         """Take over what the transfer cost."""
+        self.note_cached(report.cached_tokens)
+        self.held_tokens = report.held_tokens
         self.kv_bytes = dict(report.kv_bytes)
         self.connections, self.resent_chunks = report.connections, report.resent_chunks
         self.queued_s, self.prefill_s = report.queued_s, report.prefill_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +12,13 @@ from pydantic import ValidationError
 
 from prfaas_net.clock import Clock
 from prfaas_net.errors import CancelledByPeer, InternalError, PrfaasError, ProtocolError
+from prfaas_net.gateway.cache_watch import CacheWatch
 from prfaas_net.gateway.calls import NodeClient, NodeStream
 from prfaas_net.gateway.fleet import Fleet
 from prfaas_net.gateway.record import RequestRecord
 from prfaas_net.nodes.engine_api import Sampling
 from prfaas_net.nodes.messages import DecodeCall, LogprobsModel, PrefillCall, SamplingModel, TransferReport
-from prfaas_net.scheduling import Arrival, Decision, PrefillEnded, RequestEnded, Router
+from prfaas_net.scheduling import Arrival, Decision, PrefillEnded, RequestEnded, Role, Router
 
 __all__ = ["Finish", "Run", "Services", "ServingRequest", "Token"]
 
@@ -40,12 +41,26 @@ class Services:
     router: Router
     fleet: Fleet
     client: NodeClient
+    caches: CacheWatch
     clock: Clock
 
-    def decide(self, request: ServingRequest) -> Decision:
-        """Ask the router."""
-        arrival = Arrival(request.request_id, len(request.token_ids), request.sampling.max_tokens)
+    def decide(self, request: ServingRequest, cached_tokens: Mapping[str, int]) -> Decision:
+        """Ask the router.
+
+        Args:
+            cached_tokens: by cluster, how long a prefix of the prompt a prefill there could start from.
+        """
+        arrival = Arrival(request.request_id, len(request.token_ids), request.sampling.max_tokens, cached_tokens)
         return self.router.decide(arrival, now=self.clock.now())
+
+    def cached_in(self, request: ServingRequest, keys: bytes) -> dict[str, int]:
+        """By cluster, how much of the prompt its prefill nodes hold so that they could go on from there."""
+        match = self.caches.match(keys, len(request.token_ids))
+        cached: dict[str, int] = {}
+        for node in match.nodes if match is not None else ():
+            if self.fleet.role_of(node.node_id) is Role.PREFILL:
+                cached[node.cluster] = max(cached.get(node.cluster, 0), node.usable_tokens)
+        return cached
 
     def observe(self, event: PrefillEnded | RequestEnded) -> None:
         """Tell the router."""
@@ -59,6 +74,7 @@ class ServingRequest:
     Attributes:
         arrived_s: when it came, on the clock of the gateway.
         deadline_at: when it must have ended, on the event loop's clock.
+        cache_salt: only requests with the same one may share cached state with it.
     """
 
     request_id: str
@@ -66,6 +82,7 @@ class ServingRequest:
     sampling: Sampling
     arrived_s: float
     deadline_at: float
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True)
@@ -178,7 +195,9 @@ class Run:
     async def start(self) -> None:
         """Decide, reserve on the decode node, start the prefill."""
         request, services = self.request, self._services
-        self._decision = services.decide(request)
+        keys = await services.caches.keys_of(request.token_ids, request.cache_salt)
+        self.record.cached_in = services.cached_in(request, keys)
+        self._decision = services.decide(request, self.record.cached_in)
         self.record.note_decision(self._decision)
         self.reached("decided")
         sampling = SamplingModel.model_construct(**vars(request.sampling))
@@ -193,6 +212,7 @@ class Run:
             source_cluster=self._decision.prefill_cluster,
             deadline_s=self._remaining_s(),
             prompt_token_set=sorted(set(request.token_ids)) if request.sampling.counts_prompt else [],
+            prefix_keys=keys.hex(),
             sampling=sampling,
         )
         self._decode = await services.client.open(decode.name, decode.url, "/v1/decode", reserve)
@@ -205,6 +225,7 @@ class Run:
             token_ids=list(request.token_ids),
             ticket=reserved["ticket"],
             deadline_s=self._remaining_s(),
+            cache_salt=request.cache_salt,
             sampling=sampling,
         )
         # In a task of its own from the first byte on: a prefill node may let us wait in its queue, and meanwhile
@@ -240,9 +261,10 @@ class Run:
         """Events of kinds that are not known are from a newer node, and ignored."""
         match event:
             case {"event": "started"}:
+                self._found_cached(event)
                 self.reached("prefill_started")
             case {"event": "progress", "tokens": int(tokens)}:
-                self.record.prefilled_tokens = self.record.cached_tokens + tokens
+                self.record.prefilled_tokens = tokens
             case {"event": "prefilled"}:
                 self.record.prefilled_tokens = self.record.prompt_tokens
                 self.reached("prefilled")
@@ -255,10 +277,18 @@ class Run:
         if type(token) is not int or token < 0 or index != self.record.output_tokens:
             raise self._unexpected(event, f"token {self.record.output_tokens} of the answer")
         if index == 0:
+            self._found_cached(event)
             self.reached("first_token")
             self.record.ttft_s = self.record.stages_s["first_token"]
         self.record.output_tokens += 1
         return Token(token, index, finish, self._logprobs(event))
+
+    def _found_cached(self, event: dict[str, Any]) -> None:
+        """What the prefill node really found in its cache; the router only knew what was told of it."""
+        cached = event.get("cached_tokens", 0)
+        if type(cached) is not int or not 0 <= cached < self.record.prompt_tokens:
+            raise self._unexpected(event, f"cached_tokens from 0 to {self.record.prompt_tokens - 1}")
+        self.record.note_cached(cached)
 
     def _logprobs(self, event: dict[str, Any]) -> LogprobsModel | None:
         if self.request.sampling.logprobs is None:

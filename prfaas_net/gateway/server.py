@@ -12,6 +12,7 @@ from aiohttp import web
 
 from prfaas_net.clock import Clock, SystemClock
 from prfaas_net.errors import ConfigError, UsageError
+from prfaas_net.gateway.cache_watch import CacheWatch
 from prfaas_net.gateway.calls import NodeClient
 from prfaas_net.gateway.config import GatewayConfig
 from prfaas_net.gateway.fleet import Fleet
@@ -58,6 +59,7 @@ class Gateway:
         self._tokenizer = tokenizer
         self._session: aiohttp.ClientSession | None = None
         self._fleet: Fleet | None = None
+        self._caches: CacheWatch | None = None
         self._lifecycle: Lifecycle | None = None
         self._runner: web.AppRunner | None = None
 
@@ -109,12 +111,14 @@ class Gateway:
             config.fleet,
             observe=lambda event: self.router.observe(event, now=self.clock.now()),
         )
-        self._lifecycle = Lifecycle(Services(self.router, self._fleet, client, self.clock))
+        self._caches = CacheWatch(self._fleet.nodes, client, self.clock)
+        self._lifecycle = Lifecycle(Services(self.router, self._fleet, client, self._caches, self.clock))
         self._fleet.on_restart = self._lifecycle.abort_node
         client.on_unreachable = self._fleet.suspect
         try:
             await self._listen(self._application(self._fleet, self._lifecycle))
             await self._fleet.start()
+            self._caches.start()
         except BaseException:
             await self.stop()
             raise
@@ -126,11 +130,13 @@ class Gateway:
             self._lifecycle.abort_all()
         if self._runner is not None:
             await self._runner.cleanup()
+        if self._caches is not None:
+            await self._caches.stop()
         if self._fleet is not None:
             await self._fleet.stop()
         if self._session is not None:
             await self._session.close()
-        self._runner = self._fleet = self._lifecycle = self._session = None
+        self._runner = self._fleet = self._caches = self._lifecycle = self._session = None
 
     async def serve_until(self, stop: asyncio.Event) -> None:
         """Start, serve until ``stop`` is set, stop."""

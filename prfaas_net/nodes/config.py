@@ -6,13 +6,14 @@ import platform
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, model_validator
 
 from prfaas_net.config import Address, Bytes, Duration, Rate, Section
+from prfaas_net.errors import ConfigError
 from prfaas_net.transport import LinkOptions, Security, TlsFiles
-from prfaas_net.units import KiB, MiB
+from prfaas_net.units import GiB, KiB, MiB
 
-__all__ = ["KvSection", "NodeConfig", "TlsSection"]
+__all__ = ["CacheSection", "KvSection", "NodeConfig", "TlsSection"]
 
 
 class TlsSection(Section):
@@ -89,6 +90,36 @@ class KvSection(Section):
         )
 
 
+class CacheSection(Section):
+    """``[cache]``: what is kept of prompts that were run; see docs/cache.md. It lives in ``kv.arena``.
+
+    Attributes:
+        enabled: without it every prompt is computed and sent whole.
+        block_tokens: full-attention rows are kept in blocks of so many tokens; the same on every node.
+        state_interval_tokens: window and linear state is kept at every so many tokens, besides at the ends of
+            prompts and where they part; a multiple of ``block_tokens``; None: chosen from the model and the arena.
+        tier: a directory for a second copy that survives a restart.
+        tier_size: how much of it may be used.
+    """
+
+    enabled: bool = True
+    block_tokens: int = Field(256, ge=1, le=1 << 20)
+    state_interval_tokens: int | None = Field(None, ge=1)
+    tier: Path | None = None
+    tier_size: Bytes = Field(4 * GiB, gt=0)
+
+    @model_validator(mode="after")
+    def _check(self) -> CacheSection:
+        interval = self.state_interval_tokens
+        if interval is not None and interval % self.block_tokens:
+            raise ConfigError(
+                "cache.state_interval_tokens is a whole number of blocks",
+                expected=f"a multiple of {self.block_tokens}",
+                found=interval,
+            )
+        return self
+
+
 class NodeConfig(Section):
     """A prefill or decode node.
 
@@ -110,3 +141,4 @@ class NodeConfig(Section):
     prefill_chunk_tokens: int = Field(512, ge=1)
     kv_dtype: Literal["float32", "bfloat16"] = "float32"
     kv: KvSection = KvSection()
+    cache: CacheSection = CacheSection()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -13,13 +14,17 @@ from prfaas_net.aio import see_through
 from prfaas_net.errors import CancelledByPeer, IncompatibleError, InvalidRequest, ProtocolError
 from prfaas_net.kv import Manifest, RegionMap
 from prfaas_net.metrics import Metrics
+from prfaas_net.nodes.cache_feed import CacheFeed
 from prfaas_net.nodes.config import NodeConfig
 from prfaas_net.nodes.decode_loop import DecodeLoop, SequenceStart
 from prfaas_net.nodes.engine_api import Engine, TokenLogprobs
 from prfaas_net.nodes.info import describe_node
+from prfaas_net.nodes.kv_memory import KvMemory
+from prfaas_net.nodes.memory_metrics import MemoryCollector
 from prfaas_net.nodes.messages import DecodeCall, LogprobsModel, NodeInfo
+from prfaas_net.nodes.reuse import PromptMemory
 from prfaas_net.nodes.server import ControlServer, Emit, parse_call
-from prfaas_net.transport import Arena, ArenaBlock, Identity, Incoming, KvListener
+from prfaas_net.transport import Identity, Incoming, KvListener
 
 __all__ = ["DecodeNode"]
 
@@ -36,7 +41,8 @@ class DecodeNode:
         self.engine = engine
         self.identity = Identity(config.node_id)
         self.metrics = Metrics()
-        self.arena = Arena(config.kv.arena)
+        self.memory = KvMemory(engine.layout, config.kv.arena, block_tokens=config.cache.block_tokens, rows_alone=True)
+        self.feed = CacheFeed(self.memory, {"node": config.node_id, "boot": self.identity.boot_id})
         self.listener = KvListener(
             identity=self.identity,
             security=config.kv.security(),
@@ -46,13 +52,13 @@ class DecodeNode:
         key = config.node_key.get_secret_value() if config.node_key else None
         self.control = ControlServer(self.info, self.metrics, node_key=key)
         self.control.app.router.add_post("/v1/decode", self._decode)
+        self.control.app.router.add_get("/v1/cache/events", self.feed.handle)
         self._loop = DecodeLoop(engine, self._stepped)
         self._running = self.metrics.gauge("decode_running_requests", "Requests that hold a reservation")
         self._tokens = self.metrics.counter("decode_tokens", "Tokens decoded")
         self._step_s = self.metrics.histogram("decode_step_seconds", "Time of one step of the whole batch")
         self._batch = self.metrics.gauge("decode_batch_requests", "Requests that the last step gave a token")
-        arena = self.metrics.gauge("kv_arena_used_bytes", "Bytes of the landing arena that are reserved")
-        arena.set_function(lambda: self.arena.used_bytes)
+        self.metrics.registry.register(MemoryCollector(self.memory))
 
     def info(self) -> NodeInfo:
         return describe_node(self.config, self.identity, self.engine)
@@ -68,6 +74,7 @@ class DecodeNode:
 
     async def close(self) -> None:
         """Stop; whatever runs is cancelled, and its senders are told."""
+        self.feed.close()
         await self.control.close()
         await self.listener.close()
         await self._loop.close()
@@ -111,46 +118,65 @@ class DecodeNode:
     async def _run(self, call: DecodeCall, emit: Emit) -> None:
         self._check(call)
         regions = RegionMap(self.engine.layout, call.prompt_tokens + call.sampling.max_tokens)
-        manifest = Manifest(
-            self.engine.layout, 0, call.prompt_tokens, call.chunk_tokens, max_chunk_bytes=self.config.kv.max_chunk
-        )
-        block = self.arena.reserve(regions.total_bytes)
+        keys = bytes.fromhex(call.prefix_keys) if self.config.cache.enabled else b""
+        prompt = await PromptMemory.open(self.memory, keys, call.prompt_tokens, regions, need_state=False)
         incoming: Incoming | None = None
+        keeping: asyncio.Task[None] | None = None
         try:
+            # What is held already is not sent again: only the increment crosses the link.
+            manifest = Manifest(
+                self.engine.layout, prompt.cached_tokens, call.prompt_tokens, call.chunk_tokens,
+                max_chunk_bytes=self.config.kv.max_chunk,
+            )  # fmt: skip
             incoming = self.listener.reserve(
                 manifest.table,
-                manifest.views(regions, block.view),
+                manifest.views(regions, prompt.view),
                 lifetime_s=call.deadline_s,
                 endpoints=self._endpoints(call.source_cluster),
                 manifest=manifest.to_json(),
             )
-            emit({"event": "reserved", "ticket": incoming.ticket.to_json()})
-            await self._generate(call, incoming, regions, block.view, emit)
+            emit({"event": "reserved", "ticket": incoming.ticket.to_json(), "held_tokens": prompt.cached_tokens})
+            token, reason = await self._land(call, incoming, emit)
+            # Beside decoding, which only appends rows behind those of the prompt.
+            keeping = asyncio.create_task(asyncio.to_thread(prompt.keep, call.prompt_tokens, with_state=False))
+            await self._generate(call, token, reason, prompt, emit)
         finally:
-            await see_through(self._give_back(call, incoming, block))
+            await see_through(self._give_back(call, incoming, keeping, prompt))
 
     @staticmethod
-    async def _give_back(call: DecodeCall, incoming: Incoming | None, block: ArenaBlock) -> None:
-        """Nobody may write into the block any more before it is given back."""
-        if incoming is not None:
-            await incoming.abort(CancelledByPeer("the request was given up", request=call.request_id))
-        block.release()
-
-    async def _generate(
-        self, call: DecodeCall, incoming: Incoming, regions: RegionMap, buffer: memoryview, emit: Emit
+    async def _give_back(
+        call: DecodeCall, incoming: Incoming | None, keeping: asyncio.Task[None] | None, prompt: PromptMemory
     ) -> None:
+        """Nobody may read or write the buffer any more before it is given back."""
+        try:
+            if incoming is not None:
+                await incoming.abort(CancelledByPeer("the request was given up", request=call.request_id))
+            if keeping is not None:
+                await keeping
+        finally:
+            prompt.close()
+
+    async def _land(self, call: DecodeCall, incoming: Incoming, emit: Emit) -> tuple[int, str | None]:
+        """Until the whole KVCache is here. Returns the first token, and why it is the last one, if it is."""
         opened = time.monotonic()
         seal = await incoming.sealed()
         token, reason = seal.get("first_token"), seal.get("finish_reason")
         if not isinstance(token, int) or not 0 <= token < self.engine.vocab_size:
             raise ProtocolError("the seal has no first token", found=repr(token)[:40], request=call.request_id)
-        emit(_token(token, 0, reason, _logprobs(seal, call)))
+        first = _token(token, 0, reason, _logprobs(seal, call))
+        emit({**first, "cached_tokens": seal.get("cached_tokens", 0)})
         await incoming.landed()
         emit({"event": "landed", "at_s": time.monotonic() - opened})
+        return token, reason
+
+    async def _generate(
+        self, call: DecodeCall, token: int, reason: str | None, prompt: PromptMemory, emit: Emit
+    ) -> None:
         n_tokens = 1
         if reason is None:
-            sampling = call.sampling.sampling()
-            start = SequenceStart(call.prompt_tokens, token, sampling, regions, buffer, call.prompt_token_set)
+            start = SequenceStart(
+                call.prompt_tokens, token, call.sampling.sampling(), prompt.regions, prompt.view, call.prompt_token_set
+            )
             async with self._loop.run(start) as steps:
                 async for step in steps:
                     emit(_token(step.token, n_tokens, step.finish_reason, step.logprobs))

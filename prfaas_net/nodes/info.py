@@ -22,4 +22,6 @@ def describe_node(config: NodeConfig, identity: Identity, engine: Engine) -> Nod
         max_model_tokens=engine.max_model_tokens,
         vocab_size=engine.vocab_size,
         prefill_chunk_tokens=engine.prefill_chunk_tokens,
+        block_tokens=config.cache.block_tokens if config.cache.enabled else 0,
+        groups=tuple(sorted({layer.kind for layer in engine.layout.layers})),
     )

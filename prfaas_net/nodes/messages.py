@@ -7,7 +7,9 @@ remember to clean up.
 ``POST /v1/decode`` (a :class:`DecodeCall`) answers with
 
     {"event": "reserved", "ticket": {...}}                    memory is reserved; here is the ticket
-    {"event": "token", "token": 17, "index": 0}               index 0 comes from the prefill node, with the seal
+    {"event": "token", "token": 17, "index": 0, "cached_tokens": 0}
+                                                              index 0 comes from the prefill node, with the seal, and
+                                                              says how many prompt tokens it found in its cache
     {"event": "landed", "at_s": 0.41}                         the whole KVCache is here; decoding starts
     {"event": "token", "token": 4, "index": 1} ...
     {"event": "token", "token": 9, "index": 2, "finish": "stop"}     the last one may say that it is, and why
@@ -16,12 +18,15 @@ remember to clean up.
 
 ``POST /v1/prefill`` (a :class:`PrefillCall`) answers with
 
-    {"event": "started", "queued_s": 0.0}
+    {"event": "started", "queued_s": 0.0, "cached_tokens": 0}
     {"event": "progress", "tokens": 512} ...                  prompt tokens that have passed every layer
     {"event": "prefilled", "prefill_s": 1.2}                  the first token is on its way
     {"event": "done", "report": {...}}                        a :class:`TransferReport`: all of it has landed
 
-Either may instead end with ``{"event": "error", "error": {...}}``, the body of
+``GET /v1/cache/events`` answers, without end, with what the node's prefix cache holds and how that changes:
+:mod:`prfaas_net.cache.events`.
+
+Either call may instead end with ``{"event": "error", "error": {...}}``, the body of
 :meth:`prfaas_net.errors.PrfaasError.to_wire`. A refusal before anything was begun is an HTTP status with that body.
 """
 
@@ -31,11 +36,14 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from prfaas_net.cache.keys import KEY_BYTES
+from prfaas_net.kv import KvKind
 from prfaas_net.nodes.engine_api import Sampling
 
 __all__ = [
     "MAX_BIASES",
     "MAX_LOGPROBS",
+    "MAX_SALT_CHARS",
     "DecodeCall",
     "LogprobsModel",
     "NodeInfo",
@@ -49,6 +57,7 @@ MAX_PROMPT_TOKENS = 1 << 24
 MAX_VOCAB = 1 << 22
 MAX_BIASES = 4096
 MAX_LOGPROBS = 20
+MAX_SALT_CHARS = 256
 
 
 class Message(BaseModel):
@@ -90,6 +99,8 @@ class DecodeCall(Message):
         source_cluster: where the prefill will run; decides which of the node's addresses the ticket names.
         deadline_s: from now; the reservation, the landing and the decoding all fall under it.
         prompt_token_set: the tokens that occur in the prompt, where the sampling counts them (repetition penalty).
+        prefix_keys: hex of :func:`prfaas_net.cache.prefix_keys` for the prompt: rows that the node holds under them
+            are not sent again, and rows that land are kept under them. Empty: neither.
     """
 
     request_id: str = Field(min_length=1, max_length=128)
@@ -99,21 +110,34 @@ class DecodeCall(Message):
     source_cluster: str = Field(max_length=128)
     deadline_s: float = Field(gt=0, le=86400)
     prompt_token_set: list[int] = Field(default_factory=list, max_length=MAX_VOCAB)
+    prefix_keys: str = Field("", max_length=2 * KEY_BYTES * MAX_PROMPT_TOKENS, pattern="^(?:[0-9a-f]{32})*$")
     sampling: SamplingModel = SamplingModel.model_construct()
 
 
 class PrefillCall(Message):
-    """Run a prompt and stream its KVCache to whoever issued the ticket."""
+    """Run a prompt and stream its KVCache to whoever issued the ticket.
+
+    Attributes:
+        cache_salt: prompts with different salts share no cached state.
+        use_cache: whether to start from a cached prefix and to keep what is computed.
+    """
 
     request_id: str = Field(min_length=1, max_length=128)
     token_ids: list[int] = Field(min_length=1, max_length=MAX_PROMPT_TOKENS)
     ticket: dict[str, Any]
     deadline_s: float = Field(gt=0, le=86400)
+    cache_salt: str = Field("", max_length=MAX_SALT_CHARS)
+    use_cache: bool = True
     sampling: SamplingModel = SamplingModel.model_construct()
 
 
 class NodeInfo(Message):
-    """``GET /v1/node``: what a node is. A new ``boot_id`` means that it restarted and forgot everything."""
+    """``GET /v1/node``: what a node is. A new ``boot_id`` means that it restarted and forgot everything.
+
+    Attributes:
+        block_tokens: of its prefix cache; 0 if it keeps none.
+        groups: the kinds of state that the model has, which a usable prefix must all have.
+    """
 
     node_id: str
     boot_id: str
@@ -124,13 +148,17 @@ class NodeInfo(Message):
     max_model_tokens: int
     vocab_size: int
     prefill_chunk_tokens: int
+    block_tokens: int = Field(0, ge=0)
+    groups: tuple[KvKind, ...] = ()
 
 
 class TransferReport(Message):
     """What a finished transfer cost, measured by the sender.
 
     Attributes:
-        kv_bytes: by kind of state.
+        cached_tokens: of the prompt, found in the sender's prefix cache: not computed.
+        held_tokens: of the prompt, whose rows the receiver held already: not sent.
+        kv_bytes: what was sent, by kind of state.
         connections: data connections that carried at least one chunk.
         transfer_s: first chunk handed to a socket until the receiver confirmed the whole.
         exposed_s: end of prefill until that confirmation: what pipelining could not hide.
@@ -138,6 +166,8 @@ class TransferReport(Message):
 
     request_id: str
     prompt_tokens: int
+    cached_tokens: int = 0
+    held_tokens: int = 0
     kv_bytes: dict[str, int]
     connections: int
     resent_chunks: int

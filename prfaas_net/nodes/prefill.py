@@ -13,18 +13,24 @@ import orjson
 from aiohttp import web
 
 from prfaas_net.aio import see_through
+from prfaas_net.cache.keys import PrefixScope, prefix_keys
+from prfaas_net.cache.retention import choose_interval
 from prfaas_net.congestion.verdict import Verdict
-from prfaas_net.errors import CancelledByPeer, IncompatibleError, InternalError, InvalidRequest
+from prfaas_net.errors import CancelledByPeer, InternalError, InvalidRequest
 from prfaas_net.kv import KvKind, Manifest, RegionMap
 from prfaas_net.kv.codecs import Codec, codec_for_dtype
 from prfaas_net.metrics import Metrics
+from prfaas_net.nodes.cache_feed import CacheFeed
 from prfaas_net.nodes.config import NodeConfig
 from prfaas_net.nodes.engine_api import Engine, PrefillResult
 from prfaas_net.nodes.info import describe_node
+from prfaas_net.nodes.kv_memory import KvMemory
 from prfaas_net.nodes.link_metrics import LinkCollector, describe_links
+from prfaas_net.nodes.memory_metrics import MemoryCollector
 from prfaas_net.nodes.messages import NodeInfo, PrefillCall, TransferReport
+from prfaas_net.nodes.reuse import Keeper, PromptMemory
 from prfaas_net.nodes.server import ControlServer, Emit, parse_call
-from prfaas_net.transport import Arena, Identity, LinkBase, LinkPool, Outgoing, SenderGate
+from prfaas_net.transport import Identity, LinkBase, LinkPool, Outgoing, SenderGate
 from prfaas_net.wire import SenderStats, Ticket
 
 __all__ = ["PrefillNode"]
@@ -79,7 +85,12 @@ class PrefillNode:
         self.engine = engine
         self.identity = Identity(config.node_id)
         self.metrics = Metrics()
-        self.arena = Arena(config.kv.arena)
+        cache = config.cache
+        self.memory = KvMemory(engine.layout, config.kv.arena, block_tokens=cache.block_tokens, rows_alone=False)
+        self.feed = CacheFeed(self.memory, {"node": config.node_id, "boot": self.identity.boot_id})
+        self._state_interval_tokens = cache.state_interval_tokens or choose_interval(
+            self.memory.slots.group_bytes, cache.block_tokens, config.kv.arena
+        )
         security, options = config.kv.security(), config.kv.options()
         self.gate = SenderGate(
             identity=self.identity, security=security, options=options, on_verdict=self._link_verdict
@@ -89,10 +100,12 @@ class PrefillNode:
         )
         # Told at once of every change of a link's verdict, with the name of the node at its other end.
         self.on_verdict: Callable[[str, Verdict], None] = lambda peer, verdict: None
+        self.metrics.registry.register(MemoryCollector(self.memory))
         self.metrics.registry.register(LinkCollector(lambda: [link.stats() for link in self.links.links]))
         key = config.node_key.get_secret_value() if config.node_key else None
         self.control = ControlServer(self.info, self.metrics, node_key=key)
         self.control.app.router.add_post("/v1/prefill", self._prefill)
+        self.control.app.router.add_get("/v1/cache/events", self.feed.handle)
         self.control.app.router.add_get("/v1/links", self._links)
         full = [t.dtype for la in engine.layout.layers if la.kind is KvKind.FULL for t in la.tensors]
         self._codec = codec_for_dtype(full[0]) if full else Codec.RAW
@@ -117,6 +130,7 @@ class PrefillNode:
 
     async def close(self) -> None:
         """Stop; whatever runs is aborted at its receiver."""
+        self.feed.close()
         await self.control.close()
         await self.links.close()
         await self.gate.close()
@@ -150,9 +164,13 @@ class PrefillNode:
                 found=len(call.token_ids),
                 request=call.request_id,
             )
-        if manifest.start_token:
-            raise IncompatibleError("this node cannot start from a cached prefix", found=manifest.start_token)
         return ticket, manifest
+
+    def _keys(self, call: PrefillCall) -> bytes:
+        if not self.config.cache.enabled or not call.use_cache:
+            return b""
+        scope = PrefixScope(self.engine.layout.fingerprint, self.config.cache.block_tokens, call.cache_salt)
+        return prefix_keys(scope, call.token_ids)
 
     async def _run(self, call: PrefillCall, emit: Emit) -> None:
         ticket, manifest = self._check(call)
@@ -162,39 +180,35 @@ class PrefillNode:
         holds_slot = True
         queued_s = time.monotonic() - arrived
         outgoing: Outgoing | None = None
-        block = None
+        prompt: PromptMemory | None = None
         try:
-            emit({"event": "started", "queued_s": queued_s})
-            link = await self.links.get(ticket)
             regions = RegionMap(self.engine.layout, manifest.stop_token)
-            block = self.arena.reserve(regions.total_bytes)
-            views = manifest.views(regions, block.view)
+            keys = await asyncio.to_thread(self._keys, call)
+            prompt = await PromptMemory.open(self.memory, keys, manifest.stop_token, regions, need_state=True)
+            emit({"event": "started", "queued_s": queued_s, "cached_tokens": prompt.cached_tokens})
+            link = await self.links.get(ticket)
+            views = manifest.views(regions, prompt.view)
             outgoing = link.open(ticket, manifest.table, views, lifetime_s=call.deadline_s, codec=self._codec)
             started = time.monotonic()
-            result = await self._compute(call, manifest, regions, block.view, outgoing, emit)
+            result = await self._compute(call, manifest, prompt, outgoing, emit)
             prefill_s = time.monotonic() - started
-            outgoing.seal(_seal(result))
+            outgoing.seal(_seal(result) | {"cached_tokens": prompt.cached_tokens})
             emit({"event": "prefilled", "prefill_s": prefill_s})
             self._slot.release()
             holds_slot = False
             stats = await outgoing.wait()
-            emit({"event": "done", "report": self._report(call, manifest, stats, queued_s, prefill_s).model_dump()})
+            report = self._report(call, manifest, stats, queued_s, prefill_s, prompt.cached_tokens)
+            emit({"event": "done", "report": report.model_dump()})
         finally:
             if outgoing is not None:
                 outgoing.abort(CancelledByPeer("the prefill was given up", request=call.request_id))
             if holds_slot:
                 self._slot.release()
-            if block is not None:
-                block.release()
+            if prompt is not None:
+                prompt.close()
 
     async def _compute(
-        self,
-        call: PrefillCall,
-        manifest: Manifest,
-        regions: RegionMap,
-        buffer: memoryview,
-        outgoing: Outgoing,
-        emit: Emit,
+        self, call: PrefillCall, manifest: Manifest, prompt: PromptMemory, outgoing: Outgoing, emit: Emit
     ) -> PrefillResult:
         loop = asyncio.get_running_loop()
 
@@ -202,8 +216,7 @@ class PrefillNode:
             loop.call_soon_threadsafe(emit, {"event": "progress", "tokens": n_tokens})
 
         sink = _Sink(manifest, outgoing, on_tokens)
-        sampling = call.sampling.sampling()
-        run = loop.run_in_executor(self._pool, self.engine.prefill, call.token_ids, sampling, regions, buffer, sink)
+        run = loop.run_in_executor(self._pool, self._in_engine, call, prompt, sink)
         try:
             result = await asyncio.shield(run)
         except asyncio.CancelledError:
@@ -214,11 +227,33 @@ class PrefillNode:
         if result is None:
             raise outgoing.transfer.error or CancelledByPeer("the transfer was cancelled", request=call.request_id)
         sink.check_complete()
-        self._tokens.inc(len(call.token_ids))
+        self._tokens.inc(len(call.token_ids) - prompt.cached_tokens)
+        return result
+
+    def _in_engine(self, call: PrefillCall, prompt: PromptMemory, sink: _Sink) -> PrefillResult | None:
+        """In the engine's thread: tell of what was cached, run the rest, keep what may be used again."""
+        n_tokens, start = len(call.token_ids), prompt.cached_tokens
+        if start:
+            for layer in self.engine.layout.layers:
+                if layer.kind is KvKind.FULL:
+                    sink.emit(layer.index, start)
+        keeper = Keeper(prompt, n_tokens, self._state_interval_tokens)
+        result = self.engine.prefill(
+            call.token_ids, call.sampling.sampling(), prompt.regions, prompt.view, sink,
+            start_token=start, snapshots=keeper,
+        )  # fmt: skip
+        if result is not None:
+            keeper.finish(n_tokens)
         return result
 
     def _report(
-        self, call: PrefillCall, manifest: Manifest, stats: SenderStats, queued_s: float, prefill_s: float
+        self,
+        call: PrefillCall,
+        manifest: Manifest,
+        stats: SenderStats,
+        queued_s: float,
+        prefill_s: float,
+        cached_tokens: int,
     ) -> TransferReport:
         assert stats.done_s is not None
         assert stats.sealed_s is not None
@@ -232,6 +267,8 @@ class PrefillNode:
         return TransferReport(
             request_id=call.request_id,
             prompt_tokens=manifest.stop_token,
+            cached_tokens=cached_tokens,
+            held_tokens=manifest.start_token,
             kv_bytes={kind.value: n_bytes for kind, n_bytes in manifest.kv_bytes.items()},
             connections=len(stats.lanes),
             resent_chunks=stats.resent_chunks,

@@ -59,7 +59,7 @@ class Hand:
 
     async def settled(self) -> None:
         """Both nodes hold nothing any more."""
-        await until(lambda: not self.decode_node.arena.used_bytes and not self.prefill_node.arena.used_bytes)
+        await until(lambda: not self.decode_node.memory.used_bytes and not self.prefill_node.memory.used_bytes)
         await until(lambda: not self.decode_node.listener.reservations)
 
 

@@ -58,7 +58,7 @@ async def test_memory_is_given_back_when_no_step_uses_it(nodes: Nodes) -> None:
                 steps = len(engine.batch_sizes)
                 await until(lambda: len(engine.batch_sizes) > steps)
         await asyncio.sleep(0.05)
-        assert hand.decode_node.arena.used_bytes > 0
+        assert hand.decode_node.memory.used_bytes > 0
         await hand.settled()
         assert len(engine.batch_sizes) <= 4
         engine.step_seconds = 0.0
@@ -100,7 +100,7 @@ async def test_a_node_that_stops_ends_what_runs(nodes: Nodes) -> None:
                 await decode.until("landed")
                 async with asyncio.timeout(2):
                     await hand.decode_node.close()
-        assert not hand.decode_node.arena.used_bytes
+        assert not hand.decode_node.memory.used_bytes
 
 
 async def test_logprobs_come_with_every_token(nodes: Nodes) -> None:
