@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from prfaas_net.bench.figures import middle
-from prfaas_net.bench.meters import percentile
+from prfaas_net.bench.meters import cpu_s, percentile
 from prfaas_net.cache.events import Delta, Removal, Run, Snapshot
 from prfaas_net.cache.keys import KEY_BYTES, PrefixScope, prefix_keys
 from prfaas_net.cache.manager import CacheManager
@@ -114,18 +114,18 @@ def _times_ms(work: Callable[[], object], n: int) -> list[float]:
     return took
 
 
-def _rate(fleet: _Fleet, events: list[tuple[int, dict[str, Any]]]) -> float:
-    """Events a second; the last ones have reached the index, too."""
+def _rate(fleet: _Fleet, events: list[tuple[int, dict[str, Any]]]) -> tuple[float, float]:
+    """Events a second, and a second of CPU time; the last ones have reached the index, too."""
     manager = fleet.manager
     names = [(_name(i), f"cluster-{i % CLUSTERS}") for i in range(fleet.plan.nodes)]
-    began = time.perf_counter()
+    began, cpu_began = time.perf_counter(), cpu_s()
     for node, event in events:
         manager.apply(*names[node], event, now=0.0)
     manager.match(fleet.prompt[:KEY_BYTES], n_tokens=BLOCK_TOKENS + 1)
-    rate = len(events) / (time.perf_counter() - began)
+    rates = len(events) / (time.perf_counter() - began), len(events) / (cpu_s() - cpu_began)
     if manager.awaiting():
         raise InternalError("the bench's own events were refused", found=manager.counters)
-    return rate
+    return rates
 
 
 def _event_rates(fleet: _Fleet, seed: int) -> dict[str, float]:
@@ -142,9 +142,18 @@ def _event_rates(fleet: _Fleet, seed: int) -> dict[str, float]:
     for i in range(n):
         node, key = i % fleet.plan.nodes, keys[i * KEY_BYTES : (i + 1) * KEY_BYTES]
         removals.append((node, Delta(fleet.next_seq(node), removed=(Removal(KvKind.FULL, key),)).to_json()))
-    stored, removed = _rate(fleet, stores), _rate(fleet, removals)
-    # Of both together: as many of the one as of the other.
-    return {"stored": stored, "removed": removed, "both": 2 / (1 / stored + 1 / removed)}
+    (stored, stored_cpu), (removed, removed_cpu) = _rate(fleet, stores), _rate(fleet, removals)
+    return {
+        "events_per_s": _both(stored, removed),
+        "stored_events_per_s": stored,
+        "removed_events_per_s": removed,
+        "events_per_cpu_s": _both(stored_cpu, removed_cpu),
+    }
+
+
+def _both(one: float, other: float) -> float:
+    """The rate of as many of the one as of the other."""
+    return 2 / (1 / one + 1 / other)
 
 
 def _dictionary(fleet: _Fleet) -> dict[str, float]:
@@ -210,11 +219,9 @@ def bench_cache(plan: CachePlan, progress: Callable[[str], None]) -> dict[str, A
         note("match_ms_p99", percentile(plain, 0.99))
         note("match_with_hash_ms_p50", percentile(_times_ms(lambda: match(tokens), plan.matches // 2), 0.5))
         note("match_with_hash_list_ms_p50", percentile(_times_ms(lambda: match(as_list), plan.matches // 4), 0.5))
-        rates = _event_rates(fleet, number + 2)
-        note("events_per_s", rates["both"])
-        note("stored_events_per_s", rates["stored"])
-        note("removed_events_per_s", rates["removed"])
-    # At its largest: with the events' blocks gone again, what is left is what was asked for.
+        for name, rate in _event_rates(fleet, number + 2).items():
+            note(name, rate)
+    # The events' blocks are gone again, but the table has once made room for them.
     blocks, bytes_per_block = manager.n_blocks, manager.memory_bytes / manager.n_blocks
     progress("the same as a dictionary")
     reference = _dictionary(fleet)

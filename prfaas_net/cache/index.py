@@ -18,6 +18,7 @@ Probing is linear from a mixed hash, so that keys chosen by a peer do not pile u
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 MAX_LOAD = 0.7  # linear probing: 2.2 probes for a hit, 6 for a miss (Knuth, vol. 3, 6.4)
 _REBUILT_LOAD = 0.6  # below MAX_LOAD: a table is not rebuilt again soon after it was
 _MIN_BITS = 10
+_PART_KEYS = 1 << 14
 _WORD = 64
 _MASK64 = (1 << 64) - 1
 # Odd constants of Weyl sequences with good avalanche (splitmix64, xxHash's PRIME64_2).
@@ -97,12 +99,14 @@ class BlockIndex:
         Returns:
             how many were not set before.
         """
-        words = key_words(keys)
+        words, n_new = key_words(keys), 0
         most = int(np.max(nodes)) if words.size else 0
         while most >= self.n_nodes:
             self._widen()
-        slots = self._insert(words)
-        return self._change(slots, nodes, groups, present=True)
+        for part in _parts(len(words)):
+            slots = self._insert(words[part])
+            n_new += self._change(slots, _part_of(nodes, part), _part_of(groups, part), present=True)
+        return n_new
 
     def remove(self, keys: bytes, nodes: int | Ints, groups: int | Ints) -> int:
         """Clear bits; the inverse of :meth:`add`.
@@ -110,13 +114,15 @@ class BlockIndex:
         Returns:
             how many were set before.
         """
-        slots = self.find(key_words(keys))
-        known = slots >= 0
-        if not known.all():
-            nodes = nodes if isinstance(nodes, int) else nodes[known]
-            groups = groups if isinstance(groups, int) else groups[known]
-            slots = slots[known]
-        return self._change(slots, nodes, groups, present=False)
+        words, n_gone = key_words(keys), 0
+        for part in _parts(len(words)):
+            slots = self.find(words[part])
+            known = slots >= 0
+            n_gone += self._change(
+                slots[known], _part_of(_part_of(nodes, part), known), _part_of(_part_of(groups, part), known),
+                present=False,
+            )  # fmt: skip
+        return n_gone
 
     def drop(self, node: int) -> None:
         """Clear every bit of a node: one pass over the table."""
@@ -179,7 +185,8 @@ class BlockIndex:
             # Where several keys claim one slot, one of them wins (an item of 16 bytes is written whole); the
             # others find a stranger there and go on. Equal keys both find themselves.
             self._keys[claimed] = np.ascontiguousarray(words[empty]).view(_KEY).reshape(-1)
-            self._used += len(np.unique(claimed))
+            claimed.sort()
+            self._used += int(np.count_nonzero(claimed[1:] != claimed[:-1])) + (claimed.size > 0)
             same = (self._keys[slots].view("<u8").reshape(-1, 2) == words).all(axis=1)
             result[waiting[same]] = slots[same]
             on = np.flatnonzero(~same)
@@ -231,8 +238,17 @@ class BlockIndex:
         while len(keys) + room > _REBUILT_LOAD * (1 << bits):
             bits += 1
         self._allocate(bits)
-        slots = self._insert(keys.view("<u8").reshape(-1, 2))
-        self._masks[slots] = masks
+        # In the order of their homes, each goes to its home or just behind the one before: what probing would find,
+        # in a few passes. The few that would run over the end start again at the beginning.
+        homes = self._home(keys.view("<u8").reshape(-1, 2))
+        order, steps = np.argsort(homes), np.arange(len(keys))
+        slots = np.maximum.accumulate(homes[order] - steps) + steps
+        n_inside = int(np.searchsorted(slots, len(self._keys)))
+        inside, over = order[:n_inside], order[n_inside:]
+        self._keys[slots[:n_inside]] = keys[inside]
+        self._masks[slots[:n_inside]] = masks[inside]
+        self._used = n_inside
+        self._masks[self._insert(keys[over].view("<u8").reshape(-1, 2))] = masks[over]
 
     def _widen(self) -> None:
         """Room for 64 more nodes."""
@@ -240,3 +256,13 @@ class BlockIndex:
         self._masks = np.concatenate((self._masks, more), axis=1)
         self._words += 1
         self._held = np.concatenate((self._held, np.zeros((_WORD, self.n_groups), dtype=np.int64)))
+
+
+def _parts(n: int) -> Iterator[slice]:
+    """Pieces whose temporaries stay in the processor's cache: several times as fast as a million keys at once."""
+    return (slice(start, start + _PART_KEYS) for start in range(0, n, _PART_KEYS))
+
+
+def _part_of(which: int | Ints, part: slice | np.ndarray[Any, np.dtype[np.bool_]]) -> int | Ints:
+    """Of one number for all there is nothing to choose."""
+    return which if isinstance(which, int) else which[part]

@@ -143,6 +143,8 @@ class CacheManager:
         groups: kinds of state that the layout has.
         max_node_blocks: (block, group) pairs that one node may hold; more is refused.
         max_nodes: nodes that are kept track of; more are refused.
+        expected_blocks: room made at once. The index grows by itself, but each time it doubles everything waits: for
+            a million blocks an eighth of a second.
         seed: makes the index's hash unpredictable to peers.
     """
 
@@ -154,6 +156,7 @@ class CacheManager:
         *,
         max_node_blocks: int = 1 << 22,
         max_nodes: int = 4096,
+        expected_blocks: int = 0,
         seed: int = 0,
     ) -> None:
         if not groups:
@@ -166,7 +169,7 @@ class CacheManager:
         self._order = {kind: place for place, kind in enumerate(sorted(groups, key=list(KvKind).index))}
         self._exact = [place for kind, place in self._order.items() if kind is not KvKind.FULL]
         self._root = PrefixScope(layout, block_tokens).root
-        self._index = BlockIndex(len(groups), seed=seed)
+        self._index = BlockIndex(len(groups), capacity=expected_blocks, seed=seed)
         self._pending = _Pending()
         self._nodes: dict[str, _Node] = {}
         self._by_bit: list[_Node | None] = []
