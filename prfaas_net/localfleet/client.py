@@ -29,6 +29,7 @@ class Answer:
         token_ids: of the answer.
         ttft_s: from sending the request to the first token, as the client saw it.
         record: the gateway's account of the request (``explain``).
+        usage: as OpenAI's API counts tokens.
     """
 
     text: str = ""
@@ -36,6 +37,7 @@ class Answer:
     ttft_s: float = 0.0
     total_s: float = 0.0
     record: dict[str, Any] = field(default_factory=dict)
+    usage: dict[str, Any] = field(default_factory=dict)
 
 
 class GatewayClient:
@@ -105,6 +107,7 @@ class GatewayClient:
                 if "error" in event:
                     raise PeerError("the request failed", found=event["error"].get("message"))
                 answer.record = event.get("prfaas", answer.record)
+                answer.usage = event.get("usage") or answer.usage
                 for choice in event["choices"]:
                     if not answer.token_ids:
                         answer.ttft_s = time.perf_counter() - started
