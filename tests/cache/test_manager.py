@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -215,6 +215,27 @@ def test_what_does_not_follow_is_refused_and_the_node_starts_anew(event: Any, re
     assert manager.apply("a", "x", snapshot(seq=9, stored=stored), now=0).applied
     assert lengths(manager.match(KEYS, n_tokens=100)) == {"a": (16, 16), "b": (16, 16)}
     assert manager.apply("a", "x", {"event": "delta", "seq": 10}, now=0).applied
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["full", "linear", ROOT.hex(), "11" * 16])
+    | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(
+        st.sampled_from(["event", "seq", "stored", "removed", "cleared", "group", "keys", "parent", "root"]), inner
+    ),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(body=JSON, field=st.sampled_from(["stored", "removed", "cleared", "groups", "layout", "node", "block_tokens"]))
+def test_whatever_a_node_says_is_applied_or_refused(body: Any, field: str) -> None:
+    """Any JSON, alone or as a part of an event: never an exception, and no claim after a refusal."""
+    manager = hybrid()
+    for event in (body, snapshot() | {field: body}, {"event": "delta", "seq": 1, field: body}):
+        manager.apply("a", "x", snapshot(stored=[Run(FULL, KEYS, ROOT)]), now=0)
+        if not manager.apply("a", "x", event, now=0).applied:
+            assert manager.n_blocks == 0
 
 
 def test_a_node_cannot_fill_the_memory() -> None:
