@@ -186,6 +186,7 @@ class Advisor:
 
     def rate(self, key: bytes, *, now: float) -> float:
         """Uses a second of the prefix that ends with a block: no more than there really are."""
+        self._weight(now)
         use = self._uses.get(key)
         return 0.0 if use is None else self._per_s(use.count - use.error, now)
 
@@ -198,6 +199,7 @@ class Advisor:
             nodes: the cluster of every node that prefixes may be brought to.
         """
         self._expire(now)
+        self._weight(now)
         busiest = sorted(self._uses.values(), key=lambda use: (use.error - use.count) * use.n_tokens)
         given: list[Instruction] = []
         for use in busiest[: self.policy.examined]:
@@ -297,11 +299,11 @@ class Advisor:
             self._uses[name].stepped.pop(step.cluster, None)  # another node may be tried
 
     def _weight(self, now: float) -> float:
-        """Of a use that happens now, in the scale of the counts."""
+        """Of a use that happens now, in the scale of the counts; may change that scale, so ask before reading one."""
         doublings = (now - self._origin_s) / self.policy.half_life_s
         if doublings > _MAX_DOUBLINGS:
+            scale = 2.0 ** -min(doublings, 1e4)
             for use in self._uses.values():
-                scale = 2.0**-_MAX_DOUBLINGS
                 use.count, use.error = use.count * scale, use.error * scale
                 use.clusters = {cluster: count * scale for cluster, count in use.clusters.items()}
             self._origin_s = now

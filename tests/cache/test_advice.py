@@ -244,6 +244,27 @@ def test_the_beginning_of_what_is_on_its_way_is_not_sent_too() -> None:
     assert step.keys == HOT
 
 
+def test_a_copy_that_failed_waits() -> None:
+    fleet = Fleet(retry_s=30)
+    fleet.hold("a1")
+    fleet.use(1.0, cluster="b")
+    (step,) = fleet.advise()
+    fleet.advisor.done(step, ok=False, now=fleet.now)
+    assert fleet.advise() == []
+    fleet.use(1.0, 31, cluster="b")
+    assert [again.target for again in fleet.advise()] == ["cluster b"]
+
+
+def test_rates_are_right_after_a_very_long_time() -> None:
+    """600 half-lives: counts are scaled before a float ends."""
+    fleet = Fleet()
+    fleet.use(5.0)
+    fleet.now += 6000
+    assert fleet.advisor.rate(HOT[-KEY_BYTES:], now=fleet.now) == pytest.approx(0, abs=1e-9)
+    fleet.use(5.0)
+    assert fleet.advisor.rate(HOT[-KEY_BYTES:], now=fleet.now) == pytest.approx(5.0, rel=0.05)
+
+
 @settings(max_examples=30, deadline=None)
 @given(uses=st.lists(st.tuples(st.integers(0, 60), st.floats(0, 5)), max_size=300))
 def test_memory_is_bounded_and_no_rate_is_overstated(uses: list[tuple[int, float]]) -> None:

@@ -213,6 +213,28 @@ def test_a_block_after_one_that_is_not_whole_is_told_once_that_is() -> None:
     assert engine.holds(PROMPT) == (64, 64)
 
 
+def test_what_follows_half_a_block_whose_beginning_is_gone_is_not_placed() -> None:
+    """Neither its key nor its parts can be known."""
+    engine = Engine(size=4)
+    names = engine.hashes(PROMPT)
+    engine.say(engine.stored(PROMPT, 0, 3), Removed((names[0],)))
+    engine.say(engine.stored(PROMPT, 3, 4))
+    assert engine.mirror.counters["unplaced"] == 1
+    assert engine.manager.n_blocks == 0
+
+
+def test_a_window_that_reaches_back_over_unknown_blocks_is_not_claimed() -> None:
+    groups = {0: EngineGroup(FULL), 1: EngineGroup(WINDOW, window_tokens=33)}
+    engine = Engine(groups=groups)
+    names = engine.hashes(PROMPT)
+    engine.say(engine.stored(PROMPT), engine.stored(PROMPT, 1, group=1))
+    assert engine.holds(PROMPT) == (64, 64)
+    engine.say(Removed((names[1],)), Removed((names[1],), group=1), engine.stored(PROMPT, 2, 3, group=1))
+    assert engine.holds(PROMPT) == (0, 16)
+    engine.say(engine.stored(PROMPT, 1, 2))
+    assert engine.holds(PROMPT) == (64, 64)  # the window at 64 needs blocks 2 and 3 only
+
+
 BAD: dict[str, tuple[Any, type[Exception]]] = {
     "blocks that do not divide ours": ({"block_tokens": 7, "tokens": u32([1] * 28)}, IncompatibleError),
     "blocks of no tokens": ({"block_tokens": 0}, IncompatibleError),

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from prfaas_net.cache import events
 from prfaas_net.cache.events import Delta, Removal, Run, Snapshot, parse_event
 from prfaas_net.cache.keys import KEY_BYTES, PrefixScope, prefix_keys
 from prfaas_net.cache.manager import CacheManager, ClusterMatch, Match, Outcome, Resync
@@ -248,6 +249,20 @@ def test_a_node_cannot_fill_the_memory() -> None:
     event = Delta(20, stored=(Run(FULL, chain(50, first=1000), ROOT),))
     assert manager.apply("a", "x", event, now=0).resync is Resync.TOO_LARGE
     assert manager.n_blocks == 0
+
+
+def test_an_event_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the text of one run, and by all of them together."""
+    monkeypatch.setattr(events, "MAX_KEYS_PER_EVENT", 6)
+    monkeypatch.setattr(events, "_MAX_DIGITS", 6 * 2 * KEY_BYTES)
+    manager = hybrid()
+    for runs in ([chain(7)], [chain(4), chain(4)]):
+        for field in ("stored", "removed"):
+            manager.apply("a", "x", snapshot(), now=0)
+            parts = [{"group": "full", "parent": ROOT.hex(), "keys": keys.hex()} for keys in runs]
+            outcome = manager.apply("a", "x", {"event": "delta", "seq": 1, field: parts}, now=0)
+            assert outcome.resync is Resync.TOO_LARGE
+    assert manager.memory_bytes < 1 << 20
 
 
 def test_nodes_are_bounded_in_number() -> None:

@@ -307,6 +307,48 @@ async def test_an_engine_that_does_not_replay_costs_a_deadline(context: Any) -> 
         await publisher.close()
 
 
+async def test_an_engine_that_is_not_there_costs_a_deadline(context: Any) -> None:
+    publisher = Publisher(context)
+    listener = Listener(publisher)
+    await publisher.close()
+    follower = listener.events.followers[0]
+    object.__setattr__(follower.source, "reply_s", 0.02)
+    listener.events.start()
+    try:
+        await asyncio.sleep(0.1)
+        assert listener.counters["sessions"] == 0
+        assert listener.manager.n_blocks == 0
+    finally:
+        await listener.events.stop()
+
+
+@pytest.mark.parametrize("frames", [[b"", b"\x00" * 7, b""], [b"x"], [b"", b"", b"", b"\x00" * 8, b""]])
+async def test_an_answer_of_other_frames_is_refused(publisher: Publisher, frames: list[bytes]) -> None:
+    async def lie() -> None:
+        while True:
+            client, _, _ = await publisher.router.recv_multipart()
+            await publisher.router.send_multipart([client, *frames])
+
+    publisher.task.cancel()
+    await asyncio.gather(publisher.task, return_exceptions=True)
+    publisher.task = asyncio.create_task(lie())
+    listener = Listener(publisher)
+    listener.events.start()
+    try:
+        await until(lambda: listener.counters["refused"] >= 2)
+        assert listener.manager.n_blocks == 0
+    finally:
+        await listener.events.stop()
+
+
+async def test_what_the_manager_refuses_ends_the_session(publisher: Publisher) -> None:
+    async with listening(publisher) as listener:
+        listener.manager.drop("e")  # as a gateway does that has changed to another model
+        await publisher.publish(store(0, 3))
+        await until(lambda: listener.counters["refused"] == 1)
+        await until(lambda: listener.counters["sessions"] == 2)
+
+
 async def test_without_pyzmq_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zmq.asyncio", None)
     with pytest.raises(ConfigError, match=r"prfaas-net\[events\]"):
