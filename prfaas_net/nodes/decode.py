@@ -19,7 +19,7 @@ from prfaas_net.nodes.config import NodeConfig
 from prfaas_net.nodes.decode_loop import DecodeLoop, SequenceStart
 from prfaas_net.nodes.engine_api import Engine, TokenLogprobs
 from prfaas_net.nodes.info import describe_node
-from prfaas_net.nodes.kv_memory import KvMemory
+from prfaas_net.nodes.kv_memory import open_memory
 from prfaas_net.nodes.memory_metrics import MemoryCollector
 from prfaas_net.nodes.messages import DecodeCall, LogprobsModel, NodeInfo
 from prfaas_net.nodes.reuse import PromptMemory
@@ -41,7 +41,7 @@ class DecodeNode:
         self.engine = engine
         self.identity = Identity(config.node_id)
         self.metrics = Metrics()
-        self.memory = KvMemory(engine.layout, config.kv.arena, block_tokens=config.cache.block_tokens, rows_alone=True)
+        self.memory = open_memory(config, engine.layout)
         self.feed = CacheFeed(self.memory, {"node": config.node_id, "boot": self.identity.boot_id})
         self.listener = KvListener(
             identity=self.identity,
@@ -78,6 +78,7 @@ class DecodeNode:
         await self.control.close()
         await self.listener.close()
         await self._loop.close()
+        await asyncio.to_thread(self.memory.close)
 
     async def _decode(self, request: web.Request) -> web.StreamResponse:
         call = await parse_call(DecodeCall, request)

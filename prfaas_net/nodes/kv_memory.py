@@ -7,6 +7,7 @@ at memory speed, far faster than the state can be computed or sent. Safe from an
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,14 +15,17 @@ from typing import Any
 
 from prfaas_net.cache.changes import deltas_of, runs_of
 from prfaas_net.cache.events import Snapshot
-from prfaas_net.cache.keys import PrefixScope
+from prfaas_net.cache.keys import KEY_BYTES, PrefixScope
 from prfaas_net.cache.prefix import PrefixCache
 from prfaas_net.cache.prefix_tree import CacheChange, Entry, PrefixHit, RunPlan
 from prfaas_net.cache.slots import Piece, Slots, choose_block_size
+from prfaas_net.cache.tier import SqliteTier, TierRecord
 from prfaas_net.kv import CacheLayout, KvKind, RegionMap
+from prfaas_net.nodes.config import NodeConfig
+from prfaas_net.nodes.second_tier import SecondTier
 from prfaas_net.transport import Arena
 
-__all__ = ["KvMemory", "SequenceBuffer"]
+__all__ = ["KvMemory", "SequenceBuffer", "open_memory"]
 
 Listener = Callable[[dict[str, Any]], None]
 
@@ -48,10 +52,20 @@ class KvMemory:
         total_bytes: of host memory.
         block_tokens: tokens of a cached block.
         rows_alone: rows are of use without state: true where sequences land, false where prompts are run.
+        tier: a second place for what is cached.
     """
 
-    def __init__(self, layout: CacheLayout, total_bytes: int, *, block_tokens: int, rows_alone: bool) -> None:
+    def __init__(
+        self,
+        layout: CacheLayout,
+        total_bytes: int,
+        *,
+        block_tokens: int,
+        rows_alone: bool,
+        tier: SecondTier | None = None,
+    ) -> None:
         self.layout = layout
+        self.tier = tier
         self.slots = Slots(layout, block_tokens)
         self.block_tokens = block_tokens
         self.block_bytes = choose_block_size(self.slots.group_bytes).block_bytes
@@ -130,20 +144,87 @@ class KvMemory:
             entries = self.cache.insert_rows(keys, 0, n_blocks, now=now)
             state = self.cache.insert_state(keys, n_blocks - 1, now=now) if with_state else None
             self._tell()  # what had to give way
-        self._take_in(entries if state is None else [*entries, state], regions, buffer)
-
-    def _take_in(self, entries: Sequence[Entry], regions: RegionMap, buffer: memoryview) -> None:
-        whole = False
+        new = entries if state is None else [*entries, state]
+        n_whole = 0
         try:
-            for entry in entries:
+            for entry in new:
                 for group, blocks in entry.parts.items():
                     pieces = self._pieces(regions, group, entry)
                     _copy(self._payload(blocks, pieces), _cut(buffer, pieces))
-            whole = True
+                    self._write_behind(entry, group, pieces)
+                n_whole += 1
         finally:
-            with self._lock:
-                (self.cache.commit if whole else self.cache.abandon)(entries)
-                self._tell()
+            self._settle(new, n_whole)
+
+    def _settle(self, entries: Sequence[Entry], n_whole: int) -> None:
+        """Of the entries that were reserved, the first ``n_whole`` are there; the others will not come."""
+        with self._lock:
+            self.cache.commit(entries[:n_whole])
+            self.cache.abandon(entries[n_whole:])
+            self._tell()
+
+    # -- the second tier ------------------------------------------------------------------------------------------
+
+    def promote(self, keys: bytes, n_tokens: int, *, need_state: bool) -> None:
+        """Bring back from the second tier what makes a longer prefix usable. In a worker thread."""
+        if self.tier is None:
+            return
+        with self._lock:
+            held = self.cache.match(keys, n_tokens=n_tokens, need_state=need_state, now=time.monotonic())
+        try:
+            states = [g for g in self.slots.group_bytes if g is not KvKind.FULL] if need_state else []
+            rows = held.rows_tokens // self.block_tokens
+            n_blocks = self._reachable(keys, rows, (n_tokens - 1) // self.block_tokens, states)
+            if n_blocks * self.block_tokens > held.length_tokens:
+                self._bring_back(keys, rows, n_blocks, with_state=bool(states))
+        finally:
+            self.release(held)
+
+    def _reachable(self, keys: bytes, n_rows: int, n_most: int, states: Sequence[KvKind]) -> int:
+        """How many blocks would be usable with what the second tier has."""
+        assert self.tier is not None
+        usable = 0
+        for index in range(min(n_most, len(keys) // KEY_BYTES)):
+            key = keys[index * KEY_BYTES : (index + 1) * KEY_BYTES]
+            if index >= n_rows and KvKind.FULL in self.slots.group_bytes and not self.tier.has(key, KvKind.FULL):
+                break
+            if all(self.tier.has(key, group) for group in states):
+                usable = index + 1
+        return usable
+
+    def _bring_back(self, keys: bytes, first: int, n_blocks: int, *, with_state: bool) -> None:
+        assert self.tier is not None
+        with self._lock:
+            now = time.monotonic()
+            entries = self.cache.insert_rows(keys, first, n_blocks - first, now=now) if n_blocks > first else []
+            state = self.cache.insert_state(keys, n_blocks - 1, now=now) if with_state else None
+            self._tell()
+        new = entries if state is None else [*entries, state]
+        regions = RegionMap(self.layout, n_blocks * self.block_tokens)
+        n_whole = 0
+        try:
+            for entry in new:
+                for group, blocks in entry.parts.items():
+                    pieces = self._pieces(regions, group, entry)
+                    payload = self.tier.read(entry.key, group, sum(piece.n_bytes for piece in pieces))
+                    if payload is None:
+                        return  # gone, or not what was stored: it is computed again, and so is what follows
+                    _copy(self._payload(blocks, pieces), iter([memoryview(payload)]))
+                n_whole += 1
+        finally:
+            self._settle(new, n_whole)
+
+    def _write_behind(self, entry: Entry, group: KvKind, pieces: Sequence[Piece]) -> None:
+        if self.tier is None or self.tier.has(entry.key, group):
+            return
+        payload = b"".join(self._payload(entry.parts[group], pieces))
+        length = (entry.index + 1) * self.block_tokens
+        self.tier.write(TierRecord(entry.key, group, entry.node.parent_key, length, len(payload)), payload)
+
+    def close(self) -> None:
+        """Let go of the second tier, after what waits has been written. Blocks."""
+        if self.tier is not None:
+            self.tier.close()
 
     # -- telling --------------------------------------------------------------------------------------------------
 
@@ -192,6 +273,23 @@ class KvMemory:
                 n_bytes = min(left, self.block_bytes - at)
                 yield self._block(blocks[block])[at : at + n_bytes]
                 left, at = left - n_bytes, at + n_bytes
+
+
+def open_memory(config: NodeConfig, layout: CacheLayout) -> KvMemory:
+    """A node's memory as its configuration says.
+
+    Raises:
+        ConfigError: the host has not that much memory, or the second tier cannot be used.
+    """
+    cache, tier = config.cache, None
+    if cache.tier is not None:
+        scope = PrefixScope(layout.fingerprint, cache.block_tokens).root.hex()
+        key = config.kv.shared_key or config.node_key
+        secret = hashlib.blake2b(key.get_secret_value().encode()).digest() if key is not None else b""
+        tier = SecondTier(SqliteTier(cache.tier, cache.tier_size, scope=scope, secret=secret))
+    return KvMemory(
+        layout, config.kv.arena, block_tokens=cache.block_tokens, rows_alone=config.role == "decode", tier=tier
+    )
 
 
 def _cut(buffer: memoryview, pieces: Iterable[Piece]) -> Iterator[memoryview]:

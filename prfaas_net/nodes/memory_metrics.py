@@ -8,6 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from prfaas_net.nodes.kv_memory import KvMemory
+from prfaas_net.nodes.second_tier import SecondTier
 
 __all__ = ["MemoryCollector"]
 
@@ -42,3 +43,16 @@ class MemoryCollector(Collector):
             ("moved_blocks", "Memory blocks copied aside for a sequence", stats.blocks_moved),
         ):
             yield CounterMetricFamily(f"prfaas_prefix_cache_{name}", text, value=value)
+        if memory.tier is not None:
+            yield from _tier(memory.tier)
+
+
+def _tier(tier: SecondTier) -> Iterator[Metric]:
+    entries = CounterMetricFamily("prfaas_cache_tier_entries", "What became of entries", labels=("outcome",))
+    stats = tier.stats
+    for outcome, n in (
+        ("stored", stats.stored), ("skipped", tier.n_skipped), ("hit", stats.hits), ("miss", stats.misses),
+        ("removed", stats.removed), ("poisoned", stats.poisoned), ("failed", stats.failures),
+    ):  # fmt: skip
+        entries.add_metric([outcome], n)
+    yield entries

@@ -24,7 +24,7 @@ from prfaas_net.nodes.cache_feed import CacheFeed
 from prfaas_net.nodes.config import NodeConfig
 from prfaas_net.nodes.engine_api import Engine, PrefillResult
 from prfaas_net.nodes.info import describe_node
-from prfaas_net.nodes.kv_memory import KvMemory
+from prfaas_net.nodes.kv_memory import open_memory
 from prfaas_net.nodes.link_metrics import LinkCollector, describe_links
 from prfaas_net.nodes.memory_metrics import MemoryCollector
 from prfaas_net.nodes.messages import NodeInfo, PrefillCall, TransferReport
@@ -86,7 +86,7 @@ class PrefillNode:
         self.identity = Identity(config.node_id)
         self.metrics = Metrics()
         cache = config.cache
-        self.memory = KvMemory(engine.layout, config.kv.arena, block_tokens=cache.block_tokens, rows_alone=False)
+        self.memory = open_memory(config, engine.layout)
         self.feed = CacheFeed(self.memory, {"node": config.node_id, "boot": self.identity.boot_id})
         self._state_interval_tokens = cache.state_interval_tokens or choose_interval(
             self.memory.slots.group_bytes, cache.block_tokens, config.kv.arena
@@ -135,6 +135,7 @@ class PrefillNode:
         await self.links.close()
         await self.gate.close()
         await asyncio.to_thread(self._pool.shutdown)
+        await asyncio.to_thread(self.memory.close)
 
     async def _prefill(self, request: web.Request) -> web.StreamResponse:
         call = await parse_call(PrefillCall, request)

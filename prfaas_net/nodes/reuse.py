@@ -49,6 +49,8 @@ class PromptMemory:
         Raises:
             RefusedError, BusyError: there is no room for the buffer.
         """
+        if keys and memory.tier is not None:
+            await see_through(asyncio.to_thread(memory.promote, keys, n_tokens, need_state=need_state))
         # Found first, so that the reservation does not evict it.
         hit = memory.find(keys, n_tokens, need_state=need_state) if keys else None
         try:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -243,3 +246,67 @@ async def test_more_keys_than_the_prompt_has_blocks_change_nothing(nodes: Nodes)
                 await prefill.all()
         await hand.settled()
         assert len(hand.decode_node.memory.cache.snapshot_changes()) == 1
+
+
+def tiered(path: Path) -> dict[str, Event]:
+    """Only the prefill node has a second tier."""
+    both = settings()
+    return both | {"prefill": {**both["prefill"], "cache": {**CACHE["cache"], "tier": str(path), "tier_size": "8MiB"}}}
+
+
+async def test_a_second_tier_survives_a_restart(nodes: Nodes, tmp_path: Path) -> None:
+    """The node starts with an empty cache; what is on disk saves the work all the same."""
+    async with nodes(**tiered(tmp_path)) as hand:
+        await run(hand, PROMPT)
+    async with nodes(**tiered(tmp_path)) as hand:
+        assert hand.prefill_node.memory.cached_bytes == 0
+        tokens, report = await run(hand, PROMPT)
+        assert tokens == alone(PROMPT)
+        assert (report["cached_tokens"], report["held_tokens"]) == (288, 0)
+        await hand.settled()
+        validate(hand)
+
+
+def spoil(directory: Path, tag: str) -> None:
+    """Flip one byte in every payload of a kind."""
+    (path,) = directory.glob("*.sqlite")
+    with closing(sqlite3.connect(path)) as db, db:
+        found = db.execute("SELECT id, payload FROM payloads JOIN entries USING (id) WHERE tag = ?", (tag,)).fetchall()
+        assert found
+        for number, payload in found:
+            damaged = bytes([payload[0] ^ 1]) + payload[1:]
+            db.execute("UPDATE payloads SET payload = ? WHERE id = ?", (damaged, number))
+
+
+@pytest.mark.parametrize("tag", ["full", "linear", "window"])
+async def test_a_poisoned_entry_is_found_out_and_computed_again(nodes: Nodes, tmp_path: Path, tag: str) -> None:
+    """One flipped byte in every payload of a kind: nothing of it is used, the answer is right, and it is counted."""
+    async with nodes(**tiered(tmp_path)) as hand:
+        await run(hand, PROMPT)
+    spoil(tmp_path, tag)
+    async with nodes(**tiered(tmp_path)) as hand:
+        tokens, report = await run(hand, PROMPT)
+        assert tokens == alone(PROMPT)
+        assert report["cached_tokens"] == 0
+        assert hand.prefill_node.memory.tier is not None
+        assert hand.prefill_node.memory.tier.stats.poisoned > 0
+        await hand.settled()
+        validate(hand)
+        again, report = await run(hand, PROMPT)
+        assert (again, report["cached_tokens"]) == (tokens, 288)
+
+
+async def test_what_memory_had_no_room_for_comes_back_from_the_second_tier(nodes: Nodes, tmp_path: Path) -> None:
+    """Many prompts through a small arena; the first one again."""
+    plan = tiered(tmp_path)
+    plan["prefill"]["kv"] = {"arena": "2MiB"}
+    async with nodes(**plan) as hand:
+        for number in range(30):
+            await run(hand, [number, *PROMPT])
+            await hand.settled()
+        assert hand.prefill_node.memory.cache.stats.evictions[KvKind.LINEAR] > 0
+        tokens, report = await run(hand, [0, *PROMPT])
+        assert tokens == alone([0, *PROMPT])
+        assert report["cached_tokens"] == 288
+        await hand.settled()
+        validate(hand)
