@@ -3,11 +3,13 @@
 
     python tools/measure_hostile.py [--rounds 5] [--mebibytes 512] [--gbps 10] [--json]
 
-Rounds are interleaved: alone, beside an attack, alone, beside the next; a share is taken against the two rounds around
-it, and the figure is the median. The receiver, the honest sender and the attacker are processes of their own (the
-attacker at nice 19), so that on a machine with few cores the attacker's own work is part of the figure; ``--gbps``
-paces the link and leaves it some. Attacks: half-open connections as fast as they can be made, junk and resets,
-handshakes with a wrong key, and (from a peer that has the key) a flood of pings.
+Rounds are interleaved: alone, beside an attack, beside a load, alone, beside the next attack; the figures are medians.
+An attacker sits on another host, but here its own work takes processor time from the transfer. So there are two shares:
+``share``, against the rounds alone around it, with the attacker's work in it; and ``share_of_loaded``, against a round
+beside a process that attacks nobody and spends as much processor time as the attacker did: what the receiver loses by
+being attacked. Attackers and load run at nice 19; ``--gbps`` paces the link and leaves the cores some room. Attacks:
+half-open connections as fast as they can be made, junk and resets, handshakes with a wrong key, and (from a peer that
+has the key) a flood of pings.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ import statistics
 import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -38,6 +41,8 @@ from prfaas_net.wire import Dialer, FrameType, Hello, Ticket
 from prfaas_net.wire.frames import encode
 
 KEY = b"what honest peers know"
+# Of each round beside something: enough for the processor time of that something to be measured.
+TRANSFERS = 3
 Address = tuple[str, int]
 
 
@@ -130,6 +135,23 @@ def attacker(attack: Callable[[Address], None], address: Address) -> None:
     attack(address)
 
 
+def load(share: float) -> None:
+    """Spends this share of a core, in slices of 5 ms, on nothing."""
+    os.nice(19)
+    spent_before, began = time.process_time(), time.perf_counter()
+    while True:
+        if time.process_time() - spent_before < share * (time.perf_counter() - began):
+            sum(range(2_000))
+        else:
+            time.sleep(0.005)
+
+
+def cpu_s(pid: int) -> float:
+    """User and system time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 # -- measuring ----------------------------------------------------------------------------------------------------
 
 
@@ -155,16 +177,18 @@ class Bench:
         await outgoing.wait()
         return self.table.total_bytes * 8 / (time.perf_counter() - started)
 
-    async def beside(self, link: SenderLink, name: str) -> tuple[float, int]:
-        """Goodput beside an attack, and how many connections were refused meanwhile."""
-        process = multiprocessing.Process(target=attacker, args=(ATTACKS[name], self.address), daemon=True)
+    async def beside(self, link: SenderLink, target: Callable[..., None], *args: Any) -> tuple[float, float]:
+        """Goodput beside a process, and which share of a core that process had meanwhile."""
+        process = multiprocessing.Process(target=target, args=args, daemon=True)
         process.start()
+        assert process.pid is not None
         await asyncio.sleep(0.5)
-        before = self.refused
-        goodput = await self.goodput_bps(link)
+        spent_s, began_s = cpu_s(process.pid), time.perf_counter()
+        goodput = statistics.median([await self.goodput_bps(link) for _ in range(TRANSFERS)])
+        share = (cpu_s(process.pid) - spent_s) / (time.perf_counter() - began_s)
         process.kill()
         process.join()
-        return goodput, self.refused - before
+        return goodput, share
 
 
 async def measure(rounds: int, table: ChunkTable, budget_bps: int | None) -> dict[str, Any]:
@@ -177,24 +201,33 @@ async def measure(rounds: int, table: ChunkTable, budget_bps: int | None) -> dic
     )
     await bench.goodput_bps(link)
     alone: list[float] = []
-    shares: dict[str, list[float]] = {name: [] for name in ATTACKS}
+    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in ATTACKS}
     for _ in range(rounds):
-        for name, found in shares.items():
+        for name, attack in ATTACKS.items():
             before = await bench.goodput_bps(link)
-            attacked, _ = await bench.beside(link, name)
+            attacked, cores = await bench.beside(link, attacker, attack, bench.address)
+            loaded, _ = await bench.beside(link, load, cores)
             after = await bench.goodput_bps(link)
             alone.append(before)
-            found.append(2 * attacked / (before + after))
+            found[name].append((2 * attacked / (before + after), attacked / loaded, cores))
     await link.close()
     bench.pipe.send(False)
     bench.process.join(5)
     return {
         "alone_bps": statistics.median(alone),
         "refused_connections": bench.refused,
-        "attacks": [
-            {"name": name, "share": statistics.median(found), "share_range": [min(found), max(found)]}
-            for name, found in shares.items()
-        ],
+        "attacks": [_row(name, *zip(*rows, strict=True)) for name, rows in found.items()],
+    }
+
+
+def _row(name: str, shares: Sequence[float], of_loaded: Sequence[float], cores: Sequence[float]) -> dict[str, Any]:
+    return {
+        "name": name,
+        "share": statistics.median(shares),
+        "share_range": [min(shares), max(shares)],
+        "share_of_loaded": statistics.median(of_loaded),
+        "share_of_loaded_range": [min(of_loaded), max(of_loaded)],
+        "attacker_cores": statistics.median(cores),
     }
 
 
@@ -213,7 +246,12 @@ def main() -> int:
     print(f"alone: {result['alone_bps'] / 1e9:.2f} Gbps; refused {result['refused_connections']} connections")
     for row in result["attacks"]:
         low, high = row["share_range"]
-        print(f"beside {row['name']:<11} {row['share']:.2f} of it ({low:.2f} to {high:.2f})")
+        least, most = row["share_of_loaded_range"]
+        print(
+            f"beside {row['name']:<11} {row['share']:.2f} of it ({low:.2f} to {high:.2f}); "
+            f"{row['share_of_loaded']:.2f} ({least:.2f} to {most:.2f}) of what it is beside a load of "
+            f"{row['attacker_cores']:.2f} cores"
+        )
     return 0
 
 
