@@ -19,6 +19,7 @@ from prfaas_net.bench import congestion_cases
 from prfaas_net.bench.congestion import bench_congestion, show_congestion
 from prfaas_net.bench.plan import FULL, QUICK, parse_path
 from prfaas_net.bench.report import show
+from prfaas_net.bench.scheduler import bench_scheduler, show_scheduler
 from prfaas_net.bench.transport import bench_transport
 
 __all__ = ["app"]
@@ -103,6 +104,19 @@ def congestion(
     with _progress() as progress:
         report = bench_congestion(plan, recordings=recordings, progress=progress)
     _answer(report, as_json, show_congestion)
+
+
+@app.command("scheduler")
+def scheduler(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+    simulated: Annotated[int, typer.Option("--simulated", help="Requests of each simulated run.")] = 100_000,
+    quick: Annotated[bool, typer.Option("--quick", help="A tenth of everything.")] = False,
+) -> None:
+    """Decisions of the router with 64 nodes and 10,000 requests in flight, and the simulator's speed. A minute."""
+    part = 10 if quick else 1
+    with _progress() as progress:
+        report = bench_scheduler(decisions=20_000 // part, simulated=simulated // part, progress=progress)
+    _answer(report, as_json, show_scheduler)
 
 
 @app.command("engine")

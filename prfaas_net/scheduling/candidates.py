@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prfaas_net.scheduling.events import Arrival
 from prfaas_net.scheduling.links import LinkLoad
 from prfaas_net.scheduling.profiles import KvSize
-from prfaas_net.scheduling.state import ClusterKind, FleetState, NodeState, Role
+from prfaas_net.scheduling.state import UNKNOWN_PREFILL_S, ClusterKind, FleetState, NodeState, Role
 
 __all__ = ["Candidate", "Predictor"]
 
@@ -64,22 +65,28 @@ class Predictor:
     local_bps: float = 0.0
 
     def candidates(
-        self, arrival: Arrival, decode: NodeState, state: FleetState, *, now: float, needed_tokens: int
+        self, arrival: Arrival, decoders: Sequence[NodeState], state: FleetState, *, now: float, needed_tokens: int
     ) -> list[Candidate]:
-        """The node of every cluster that would have computed the prompt first, in order of cluster name."""
-        found = []
+        """For every decode node, the node of each cluster that would have computed the prompt first.
+
+        In order of decode nodes as given, then of cluster name.
+        """
+        soonest = []
         for cluster, nodes in state.groups(Role.PREFILL).items():
-            best = self._soonest(arrival, nodes, now, needed_tokens)
-            if best is None:
-                continue
-            node, wait_s = best
-            cached = arrival.cached_in(cluster, node.node_id)
-            candidate = Candidate(
-                node, decode, state.kind_of(cluster), cluster == decode.cluster, cached, arrival.prompt_tokens - cached
-            )
-            candidate.wait_s, candidate.peers = wait_s, len(nodes)
-            self._predict(candidate, arrival, state)
-            found.append(candidate)
+            best = self._soonest(arrival, cluster, nodes, now, needed_tokens)
+            if best is not None:
+                node, wait_s = best
+                cached = arrival.cached_in(cluster, node.node_id)
+                soonest.append((node, wait_s, cached, state.kind_of(cluster), len(nodes)))
+        found = []
+        for decode in decoders:
+            for node, wait_s, cached, kind, peers in soonest:
+                candidate = Candidate(
+                    node, decode, kind, node.cluster == decode.cluster, cached, arrival.prompt_tokens - cached
+                )
+                candidate.wait_s, candidate.peers = wait_s, peers
+                self._predict(candidate, arrival, state)
+                found.append(candidate)
         return found
 
     def with_copies(self, arrival: Arrival, candidates: list[Candidate], state: FleetState) -> list[Candidate]:
@@ -112,22 +119,30 @@ class Predictor:
         return found
 
     def _soonest(
-        self, arrival: Arrival, nodes: list[NodeState], now: float, needed_tokens: int
+        self, arrival: Arrival, cluster: str, nodes: list[NodeState], now: float, needed_tokens: int
     ) -> tuple[NodeState, float] | None:
-        """The node that would end first, and how long the request waits for it."""
-        caches = arrival.node_cached_tokens
-        best, best_key, best_wait = None, (0.0, 0, 0, ""), 0.0
+        """The node that would end first, and how long the request waits for it.
+
+        The one loop over every node of the fleet that a decision takes: what is the same for all is taken out of it.
+        """
+        own, tokens = arrival.node_cached_tokens, arrival.prompt_tokens
+        common = tokens - arrival.cached_in(cluster)
+        curve_s, profile, seconds = -1.0, None, 0.0
+        best, best_end, best_wait = None, 0.0, 0.0
         for node in nodes:
             if node.max_model_tokens < needed_tokens:
                 continue
-            end_s = wait_s = node.wait_s(now)
-            if caches or node.pace != 1.0:
-                # Only where nodes of one cluster differ does their own time matter.
-                end_s += node.prefill_s(arrival.prompt_tokens - arrival.cached_in(node.cluster, node.node_id))
-            if best is None or end_s <= best_key[0]:
-                key = (end_s, node.pending_tokens, node.running_requests, node.node_id)
-                if best is None or key < best_key:
-                    best, best_key, best_wait = node, key, wait_s
+            wait_s = node.wait_s(now) if node.queue or node.foreign_tokens else 0.0
+            if curve_s < 0.0 or node.profile is not profile:
+                profile = node.profile
+                curve_s = (profile.prefill_s if profile else UNKNOWN_PREFILL_S)(common)
+            correction = node.correction
+            seconds = curve_s * (correction.pace if correction.seen else node.shared.pace)
+            if own and node.node_id in own:
+                seconds = node.prefill_s(tokens - arrival.cached_in(cluster, node.node_id))
+            end_s = wait_s + seconds
+            if best is None or end_s < best_end or (end_s == best_end and node.load < best.load):
+                best, best_end, best_wait = node, end_s, wait_s
         return None if best is None else (best, best_wait)
 
     def _predict(self, candidate: Candidate, arrival: Arrival, state: FleetState) -> None:

@@ -28,7 +28,7 @@ class PolicySettings:
 
     threshold_tokens: int = 0
     rng: Random | None = None
-    price: float = 1.0
+    price: float = 3.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -245,15 +245,12 @@ class Router:
             raise self._nobody(Role.DECODE, arrival)
         if not policy.every_decode_cluster and len(decoders) > 1:
             decoders = [min(decoders, key=lambda node: node.load)]
-        found: list[Candidate] = []
-        for decode in decoders:
-            plain = self.predictor.candidates(arrival, decode, state, now=now, needed_tokens=needed)
-            if policy.copies:
-                plain += self.predictor.with_copies(arrival, plain, state)
-            if len(decoders) > 1:
-                for candidate in plain:
-                    candidate.decode_wait_s = _decode_wait_s(decode, arrival)
-            found += plain
+        found = self.predictor.candidates(arrival, decoders, state, now=now, needed_tokens=needed)
+        if policy.copies and arrival.cached_tokens:
+            found += self.predictor.with_copies(arrival, found, state)
+        if len(decoders) > 1:
+            for candidate in found:
+                candidate.decode_wait_s = _decode_wait_s(candidate.decode, arrival)
         if not found:
             raise self._nobody(Role.PREFILL, arrival)
         return found
@@ -264,7 +261,13 @@ class Router:
         for nodes in self.state.groups(Role.DECODE).values():
             best = None
             for node in nodes:
-                if node.max_model_tokens >= needed_tokens and (best is None or node.load < best.load):
+                if node.max_model_tokens < needed_tokens:
+                    continue
+                if (
+                    best is None
+                    or node.running_requests < best.running_requests
+                    or (node.running_requests == best.running_requests and node.node_id < best.node_id)
+                ):
                     best = node
             if best is not None:
                 found.append(best)

@@ -149,18 +149,21 @@ class FleetState:
     links: dict[tuple[str, str], LinkLoad] = field(default_factory=dict)
     corrections: dict[str, Correction] = field(default_factory=dict)
     _groups: dict[Role, dict[str, list[NodeState]]] = field(default_factory=dict, repr=False)
+    _kinds: dict[str, ClusterKind] = field(default_factory=dict, repr=False)
 
     def changed(self) -> None:
         """Nodes have come, gone or changed their role: what was derived of them is stale."""
         self._groups.clear()
+        self._kinds.clear()
 
     def kind_of(self, cluster: str) -> ClusterKind:
         """The kind of a cluster, declared or inferred."""
-        declared = self.kinds.get(cluster)
-        if declared is not None:
-            return declared
-        decodes = any(node.cluster == cluster and node.role is Role.DECODE for node in self.nodes.values())
-        return ClusterKind.PD if decodes else ClusterKind.PRFAAS
+        known = self._kinds.get(cluster)
+        if known is None:
+            decodes = any(node.cluster == cluster and node.role is Role.DECODE for node in self.nodes.values())
+            known = self.kinds.get(cluster) or (ClusterKind.PD if decodes else ClusterKind.PRFAAS)
+            self._kinds[cluster] = known
+        return known
 
     def groups(self, role: Role) -> dict[str, list[NodeState]]:
         """Nodes of a role that are up, by cluster, in order of cluster name."""
