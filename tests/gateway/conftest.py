@@ -84,9 +84,15 @@ def config_for(fleet: FakeFleet, /, **settings: Any) -> GatewayConfig:
 
 
 @asynccontextmanager
-async def open_bench(*, fleet_key: str | None = None, **settings: Any) -> AsyncIterator[Bench]:
+async def open_bench(
+    *,
+    fleet_key: str | None = None,
+    prepare: Callable[[FakeFleet], object] = lambda fleet: None,
+    **settings: Any,
+) -> AsyncIterator[Bench]:
+    """A gateway with three nodes, which ``prepare`` may change before they start."""
     async with (
-        fake_fleet(fleet_key) as fleet,
+        fake_fleet(fleet_key, prepare) as fleet,
         aiohttp.ClientSession() as http,
         Gateway(config_for(fleet, **settings), ByteTokenizer()) as gateway,
     ):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -78,6 +78,7 @@ class Script:
         raw: send this line in place of the first token.
         split_finish: send the finish event in a write of its own.
         no_logprobs: send none, although they were asked for.
+        cached_tokens: of the prompt, as found in the cache.
     """
 
     tokens: Sequence[int] = tuple(b"Hello, world")
@@ -91,6 +92,7 @@ class Script:
     raw: bytes | None = None
     split_finish: bool = False
     no_logprobs: bool = False
+    cached_tokens: Any = 0
 
 
 class Fabric:
@@ -122,6 +124,7 @@ class FakeNode:
         # Where calls wait before they are answered at all.
         self.queue_gate: Gate | None = None
         self.calls: list[dict[str, Any]] = []
+        self.extra_routes: list[web.RouteDef] = []
         self.open_calls = 0
         self.idle = asyncio.Event()
         self.idle.set()
@@ -142,6 +145,7 @@ class FakeNode:
                 web.get("/v1/node", self._info),
                 web.get("/health", self._health),
                 web.post(f"/v1/{self.role}", self._owned(work)),
+                *self.extra_routes,
             ]
         )
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
@@ -231,6 +235,8 @@ class FakeNode:
                     if script.raw is not None:
                         await response.write(script.raw)
                 event = {"event": "token", "token": token, "index": index}
+                if index == 0:
+                    event["cached_tokens"] = script.cached_tokens
                 if call["sampling"]["logprobs"] is not None and not script.no_logprobs:
                     top = [[token + i, -0.5 - i] for i in range(call["sampling"]["logprobs"])]
                     event["logprobs"] = {"logprob": -0.5, "top": top}
@@ -248,7 +254,7 @@ class FakeNode:
     async def _prefill(self, request: web.Request, response: web.StreamResponse, call: dict[str, Any]) -> None:
         script, transfer = self.script, self.fabric.transfers[call["ticket"]["transfer"]]
         try:
-            await response.write(_line({"event": "started", "queued_s": 0.0}))
+            await response.write(_line({"event": "started", "queued_s": 0.0, "cached_tokens": script.cached_tokens}))
             if script.hold_at is not None:
                 await script.gate.wait()
             if script.fail_at is not None and await self._broken(request, response):
@@ -259,7 +265,7 @@ class FakeNode:
             if not transfer.done():
                 transfer.set_result(None)
             report = {
-                "request_id": call["request_id"], "prompt_tokens": n_tokens,
+                "request_id": call["request_id"], "prompt_tokens": n_tokens, "cached_tokens": script.cached_tokens,
                 "kv_bytes": {"full": 10 * n_tokens, "window": 0, "linear": 7}, "connections": 4,
                 "resent_chunks": 0, "queued_s": 0.0, "prefill_s": 0.5, "transfer_s": 0.4, "exposed_s": 0.1,
             }  # fmt: skip
@@ -295,13 +301,16 @@ class FakeFleet:
 
 
 @asynccontextmanager
-async def fake_fleet(node_key: str | None = None) -> AsyncIterator[FakeFleet]:
+async def fake_fleet(
+    node_key: str | None = None, prepare: Callable[[FakeFleet], object] = lambda fleet: None
+) -> AsyncIterator[FakeFleet]:
     fabric = Fabric()
     fleet = FakeFleet(
         FakeNode(fabric, "prefill", "prfaas", "prfaas-0", node_key),
         FakeNode(fabric, "prefill", "pd", "pd-prefill-0", node_key),
         FakeNode(fabric, "decode", "pd", "pd-decode-0", node_key),
     )
+    prepare(fleet)
     for node in fleet.nodes:
         await node.start()
     try:
