@@ -34,9 +34,6 @@ class EvictionQueue:
         self._base = 0.0
         self._touches = 0
 
-    def __len__(self) -> int:
-        return len(self._heap)
-
     def touch(self, entry: Entry) -> None:
         """It was used."""
         self._touches += 1

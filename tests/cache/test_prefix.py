@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from prfaas_net.cache.keys import KEY_BYTES, PrefixScope, prefix_keys
 from prfaas_net.cache.prefix import PrefixCache
 from prfaas_net.cache.prefix_tree import CacheChange, Entry
-from prfaas_net.errors import BusyError, RefusedError, UsageError
+from prfaas_net.errors import BusyError, InternalError, RefusedError, UsageError
 from prfaas_net.kv import KvKind
 
 FULL, WINDOW, LINEAR = KvKind
@@ -331,3 +333,40 @@ def test_calls_out_of_order_are_refused() -> None:
         cache.insert_rows(keys_of("a"), 1, 1, now=0.0)
     with pytest.raises(UsageError, match="need a size"):
         PrefixCache(4, 0, DENSE, TOKENS)
+
+
+def _lose_owner(cache: PrefixCache) -> None:
+    cache._owners.popitem()
+
+
+def _lose_run(cache: PrefixCache) -> None:
+    cache._runs.clear()
+
+
+def _swap_block(cache: PrefixCache) -> None:
+    [entry] = {e for e in cache._owners.values() if e.index == 0}
+    entry.parts[FULL][0] = 0
+    cache._owners = {b: e for e in set(cache._owners.values()) for b in e.blocks()}
+
+
+def _pin(cache: PrefixCache) -> None:
+    next(iter(cache._owners.values())).pins += 1
+
+
+def _empty_queue(cache: PrefixCache) -> None:
+    cache._queue.clear()
+
+
+def _hide(cache: PrefixCache) -> None:
+    next(iter(cache._nodes.values())).public = False
+
+
+@pytest.mark.parametrize("damage", [_lose_owner, _lose_run, _swap_block, _pin, _empty_queue, _hide])
+def test_a_cache_that_lost_track_says_so(damage: Callable[[PrefixCache], None]) -> None:
+    """What every other test relies on to see a leak."""
+    cache = cache_of(DENSE)
+    put(cache, "ab")
+    cache.reserve_run(10, now=0.0)
+    damage(cache)
+    with pytest.raises(InternalError):
+        cache.validate()
