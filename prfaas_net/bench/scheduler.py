@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from prfaas_net.congestion.verdict import LinkState
 from prfaas_net.scheduling import (
     Arrival,
     ClusterKind,
@@ -55,7 +56,7 @@ def _router(policy: str) -> Router:
             router.observe(NodeSeen(f"{name}-d{i}", name, Role.DECODE, MAX_TOKENS, 512, hardware, 20), now=0.0)
         for other, (_, decodes) in SHARES.items():
             if decodes and other != name:
-                router.observe(LinkSeen(name, other, "clear", 100 * GBPS, 100 * GBPS, 0.02), now=0.0)
+                router.observe(LinkSeen(name, other, LinkState.CLEAR, 100 * GBPS, 100 * GBPS, 0.02), now=0.0)
     return router
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from prfaas_net.congestion.verdict import LinkState
 from prfaas_net.errors import UsageError
 from prfaas_net.scheduling.profiles import NodeProfile
 from prfaas_net.scheduling.state import Role
@@ -107,14 +108,14 @@ class LinkSeen:
     """A link says what it carries.
 
     Attributes:
-        state: a word of ``prfaas_net.congestion.LinkState``.
+        state: the detector's verdict.
         available_bps: what it could carry for us now; None if that is unknown.
         budget_bps: what KVCache may use of it; None leaves it as it was.
     """
 
     source: str
     destination: str
-    state: str
+    state: LinkState
     available_bps: float | None = None
     budget_bps: float | None = None
     rtt_s: float | None = None

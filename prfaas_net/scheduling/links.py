@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["BUILDING", "CONGESTED", "DOWN", "LinkLoad"]
+from prfaas_net.congestion.verdict import LinkState
 
-# The states of ``prfaas_net.congestion.LinkState`` that matter here; every other one says nothing against a link.
-BUILDING, CONGESTED, DOWN = "building", "congested", "down"
+__all__ = ["LinkLoad"]
+
 # What share of its budget a link is counted on for while nothing was measured, by state: TCP itself backs off to 0.7
 # of its window where a queue builds (RFC 9438); a congested path is given half.
-_TRUST = {BUILDING: 0.8, CONGESTED: 0.5}
+_TRUST = {LinkState.BUILDING: 0.7, LinkState.CONGESTED: 0.5}
 # Below this a link carries nothing that a prediction could be made of.
 MIN_BPS = 1e3
 
@@ -23,7 +23,7 @@ class LinkLoad:
         source, destination: clusters.
         budget_bps: what KVCache may use of it; 0 while that is not known.
         available_bps: what it carries now, by the last verdict.
-        state: the last verdict's word for it.
+        state: the last verdict's.
         rtt_s: of the empty path.
         promised_bits: of requests that were given to it and have not landed.
         transfers: how many those are.
@@ -33,7 +33,7 @@ class LinkLoad:
     destination: str
     budget_bps: float = 0.0
     available_bps: float = 0.0
-    state: str = "idle"
+    state: LinkState = LinkState.IDLE
     rtt_s: float = 0.0
     promised_bits: float = 0.0
     transfers: int = 0
@@ -46,7 +46,7 @@ class LinkLoad:
     @property
     def usable(self) -> bool:
         """Whether anything may be sent over it."""
-        return self.state != DOWN
+        return self.state is not LinkState.DOWN
 
     @property
     def rate_bps(self) -> float:

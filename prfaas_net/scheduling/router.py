@@ -230,7 +230,7 @@ class Router:
         link = self.state.links.get(key)
         if link is None:
             link = self.state.links[key] = LinkLoad(event.source, event.destination)
-        link.state = str(event.state)
+        link.state = event.state
         link.available_bps = event.available_bps or 0.0
         if event.budget_bps is not None:
             link.budget_bps = event.budget_bps

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 
+from prfaas_net.congestion.verdict import LinkState
 from prfaas_net.errors import ConfigError
 from prfaas_net.scheduling.candidates import Candidate
 from prfaas_net.scheduling.events import Arrival, FleetEvent, LinkSeen, ThresholdSet
-from prfaas_net.scheduling.links import BUILDING, CONGESTED, DOWN
 from prfaas_net.scheduling.policies import towards
 from prfaas_net.scheduling.policy import Policy, PolicySettings, Ranking, register
 from prfaas_net.scheduling.state import ClusterKind, FleetState
@@ -93,7 +93,7 @@ class ThresholdPolicy(Policy):
             return Bandwidth.SCARCE
         backlog_s = max(link.promised_bits / link.rate_bps for link in links)
         share = min(link.rate_bps / (link.budget_bps or link.rate_bps) for link in links)
-        bad = any(link.state in (BUILDING, CONGESTED, DOWN) for link in links)
+        bad = any(link.state in (LinkState.BUILDING, LinkState.CONGESTED, LinkState.DOWN) for link in links)
         if bad or backlog_s > SCARCE_BACKLOG_S or share < SCARCE_SHARE:
             return Bandwidth.SCARCE
         if backlog_s < ABUNDANT_BACKLOG_S and share >= ABUNDANT_SHARE:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from random import Random
 from typing import Any
 
+from prfaas_net.congestion.verdict import LinkState
 from prfaas_net.errors import BusyError, RefusedError, UsageError
 from prfaas_net.scheduling import (
     Arrival,
@@ -194,7 +195,7 @@ class Simulation:
         key = (spec.source, spec.destination)
         link = self._links[key] = SimLink(self.loop, *key, spec.steps[0][1], spec.rtt_s)
         budget_bps = spec.budget_bps or max(bps for _, bps in spec.steps)
-        self._observe(LinkSeen(*key, "clear", spec.steps[0][1], budget_bps, spec.rtt_s))
+        self._observe(LinkSeen(*key, LinkState.CLEAR, spec.steps[0][1], budget_bps, spec.rtt_s))
         for at_s, bps in spec.steps[1:]:
             self.loop.at(at_s, lambda bps, link=link: self._link_step(link, bps, budget_bps), bps)  # type: ignore[misc]
 
@@ -206,7 +207,9 @@ class Simulation:
 
     def _report(self, link: SimLink, budget_bps: float) -> None:
         share = link.capacity_bps / budget_bps
-        state = "congested" if share < CONGESTED_SHARE else "building" if share < BUILDING_SHARE else "clear"
+        state = LinkState.CLEAR
+        if share < BUILDING_SHARE:
+            state = LinkState.CONGESTED if share < CONGESTED_SHARE else LinkState.BUILDING
         # What is available was measured: it is not to be discounted again for the state that it was measured in.
         available = link.capacity_bps
         self._observe(LinkSeen(link.source, link.destination, state, available, budget_bps, link.rtt_s))

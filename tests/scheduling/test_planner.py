@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from prfaas_net.congestion.verdict import LinkState
 from prfaas_net.errors import ConfigError
 from prfaas_net.scheduling import (
     Arrival,
@@ -53,7 +54,7 @@ class World:
         self.router.observe(NodeSeen(node_id, cluster, role, 1 << 30, profile=PROFILES[cluster]), now=self.now)
 
     def link(self, bps: float) -> None:
-        self.router.observe(LinkSeen("prfaas", "pd", "clear", bps, 100 * GBPS), now=self.now)
+        self.router.observe(LinkSeen("prfaas", "pd", LinkState.CLEAR, bps, 100 * GBPS), now=self.now)
 
     def live(self, seconds: float, output_tokens: float, *, noise: float = 0.0, rng: Random | None = None) -> None:
         """Time passes; requests come at 2 a second with answers of this length, give or take."""

@@ -3,28 +3,43 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
-from hypothesis import settings
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from prfaas_net.errors import BusyError, RefusedError
+from prfaas_net.congestion.verdict import LinkState
+from prfaas_net.errors import BusyError, ConfigError, RefusedError
 from prfaas_net.scheduling import (
     Arrival,
     Decision,
+    KvSize,
+    LinkSeen,
     NodeDown,
     NodeForgotten,
+    NodeProfile,
     NodeSeen,
+    PiecewiseLinear,
     PolicySettings,
+    Predictor,
     PrefillEnded,
+    QueueSeen,
     RequestEnded,
     Role,
     Router,
+    ThresholdSet,
+    TransferLanded,
+    TransferProgress,
+    dump_log,
+    load_log,
     make_policy,
     policy_names,
+    replay,
 )
 
-CLUSTERS = ("pd1", "pd2", "prfaas")
+CLUSTERS = ["pd1", "pd2", "prfaas"]
 NODES = [
     (f"{cluster}-{role.value}-{n}", cluster, role)
     for cluster in CLUSTERS
@@ -32,6 +47,13 @@ NODES = [
     for n in (1, 2)
     if not (cluster == "prfaas" and role is Role.DECODE)
 ]
+
+
+PROFILE = NodeProfile("some", PiecewiseLinear.straight(0.1, 1e-3))
+
+
+def fresh_router(policy: str) -> Router:
+    return Router(make_policy(policy, PolicySettings(100, random.Random(1))), predictor=Predictor(KvSize(1e6, 1e4)))
 
 
 class RouterMachine(RuleBasedStateMachine):
@@ -45,18 +67,41 @@ class RouterMachine(RuleBasedStateMachine):
 
     def both(self) -> list[Router]:
         if not self.routers:
-            self.routers = [Router(make_policy("threshold", PolicySettings(100, random.Random(1)))) for _ in range(2)]
+            self.routers = [fresh_router("threshold") for _ in range(2)]
         return self.routers
+
+    def tell(self, event: Any) -> None:
+        for router in self.both():
+            router.observe(event, now=self.now)
 
     @rule(name=st.sampled_from(policy_names()), t=st.integers(0, 500))
     def switch_policy(self, name: str, t: int) -> None:
         for router in self.both():
             router.policy = make_policy(name, PolicySettings(t, random.Random(3)))
 
-    @rule(node=st.sampled_from(NODES), limit=st.sampled_from([300, 2_000]))
-    def seen(self, node: tuple[str, str, Role], limit: int) -> None:
-        for router in self.both():
-            router.observe(NodeSeen(*node, limit), now=self.now)
+    @rule(node=st.sampled_from(NODES), limit=st.sampled_from([300, 2_000]), known=st.booleans())
+    def seen(self, node: tuple[str, str, Role], limit: int, known: bool) -> None:
+        self.tell(NodeSeen(*node, limit, profile=PROFILE if known else None, max_batch=3 if known else 0))
+
+    @rule(
+        ends=st.sampled_from([(a, b) for a in CLUSTERS for b in CLUSTERS if a != b]),
+        state=st.sampled_from(LinkState),
+        bps=st.sampled_from([None, 1e6, 1e9]),
+    )
+    def link(self, ends: tuple[str, str], state: LinkState, bps: float | None) -> None:
+        self.tell(LinkSeen(*ends, state, bps, 1e9, 0.02))
+
+    @rule(node=st.sampled_from(NODES), tokens=st.integers(0, 10_000))
+    def queue(self, node: tuple[str, str, Role], tokens: int) -> None:
+        self.tell(QueueSeen(node[0], tokens))
+
+    @rule(t=st.integers(0, 500))
+    def planned(self, t: int) -> None:
+        self.tell(ThresholdSet(t))
+
+    @rule(seconds=st.floats(0, 100))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
 
     @rule(node=st.sampled_from(NODES), forget=st.booleans())
     def lost(self, node: tuple[str, str, Role], forget: bool) -> None:
@@ -102,9 +147,9 @@ class RouterMachine(RuleBasedStateMachine):
         if not flying:
             return
         request_id = data.draw(st.sampled_from(flying))
-        whole = data.draw(st.booleans())
-        for router in self.both():
-            router.observe(RequestEnded(request_id) if whole else PrefillEnded(request_id), now=self.now)
+        left = data.draw(st.floats(0, 1e8))
+        events = [PrefillEnded(request_id), TransferProgress(request_id, left), TransferLanded(request_id)]
+        self.tell(data.draw(st.sampled_from([*events, RequestEnded(request_id)])))
 
     @invariant()
     def holds(self) -> None:
@@ -117,6 +162,42 @@ class RouterMachine(RuleBasedStateMachine):
                 router.observe(RequestEnded(request_id), now=self.now)
             router.validate_state()
             assert all(n.pending_tokens == n.running_requests == 0 for n in router.state.nodes.values())
+            assert all(link.promised_bits == link.transfers == 0 for link in router.state.links.values())
+
+
+@pytest.mark.parametrize("policy", policy_names())
+@given(seed=st.integers(0, 10_000))
+@settings(max_examples=10, deadline=None)
+def test_any_log_replayed_gives_the_same_decisions(policy: str, seed: int) -> None:
+    """Random arrivals, ends and verdicts: through JSON, into a fresh router, decision by decision."""
+    rng, router, now = random.Random(seed), fresh_router(policy), 0.0
+    for node in NODES:
+        router.observe(NodeSeen(*node, 5_000, profile=PROFILE, max_batch=4), now=now)
+    for number in range(60):
+        now += rng.expovariate(2.0)
+        cached = {name: rng.randrange(1_000) for name in CLUSTERS if rng.random() < 0.4}
+        try:
+            router.decide(Arrival(f"r{number}", rng.randrange(1, 3_000), 5, cached, ttft_limit_s=20.0), now=now)
+        except BusyError:
+            pass
+        flying = sorted(router.state.assignments)
+        if flying and rng.random() < 0.8:
+            kind: Any = rng.choice([PrefillEnded, TransferLanded, RequestEnded])
+            router.observe(kind(rng.choice(flying)), now=now)
+        if rng.random() < 0.3:
+            source, destination = rng.sample(CLUSTERS, 2)
+            event = LinkSeen(source, destination, rng.choice(list(LinkState)), rng.choice([None, 1e7, 1e9]), 1e9)
+            router.observe(event, now=now)
+        router.validate_state()
+    pairs = list(replay(load_log(dump_log(router.log())), fresh_router(policy)))
+    assert pairs
+    assert all(old == new for old, new in pairs)
+
+
+def test_a_line_that_is_not_of_a_log_is_refused() -> None:
+    """With its number."""
+    with pytest.raises(ConfigError, match="line 2"):
+        load_log(dump_log([(0.0, RequestEnded("r"))]) + b'{"now": 1, "event": "Nothing"}')
 
 
 TestRouterMachine = RouterMachine.TestCase
