@@ -24,13 +24,17 @@ _GRACE_S = 0.3
 _COMMAND_LIMIT_S = 30.0
 
 
-def why_not() -> str | None:
-    """Why no path can be emulated here, or None."""
+def why_not(*, tun: bool = True) -> str | None:
+    """Why no path can be emulated here, or None.
+
+    Args:
+        tun: whether it takes a TUN device.
+    """
     if os.geteuid() != 0:
         return "emulated paths need root (network namespaces and a TUN device)"
     if shutil.which("ip") is None:
         return "emulated paths need the ip command (apt-get install iproute2)"
-    if not os.path.exists("/dev/net/tun"):
+    if tun and not os.path.exists("/dev/net/tun"):
         return "emulated paths need /dev/net/tun"
     return None
 

@@ -43,7 +43,7 @@ class Choice:
 
 def why_not() -> str | None:
     """Why there can be no laboratory here, or None."""
-    reason = namespaces.why_not()
+    reason = namespaces.why_not(tun=False)
     if reason is not None:
         return reason.replace("emulated paths need", "netlab needs")
     return None if shutil.which("tc") else f"netlab needs the tc command ({SETUP})"
@@ -75,7 +75,8 @@ def available() -> dict[str, str | None]:
     reason = why_not()
     if reason is not None:
         return dict.fromkeys(BACKENDS, reason)
-    return {"netem": _netem_missing(), "uml": _uml_missing(), "tun": None}
+    no_tun = namespaces.why_not()
+    return {"netem": _netem_missing(), "uml": no_tun or _uml_missing(), "tun": no_tun}
 
 
 def choose(wanted: str | None = None) -> Choice:
@@ -99,4 +100,4 @@ def choose(wanted: str | None = None) -> Choice:
         if missing is None:
             before = [reason for reason in can.values() if reason]
             return Choice(name, "; ".join(before) or "the running kernel's own sch_netem")
-    raise ConfigError("no laboratory here", found=why_not())
+    raise ConfigError("no laboratory here", found="; ".join(filter(None, can.values())))
