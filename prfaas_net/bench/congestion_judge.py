@@ -90,6 +90,7 @@ class _Cell:
     clear_s: list[float] = field(default_factory=list)
     errors: list[float] = field(default_factory=list)
     again: list[float] = field(default_factory=list)
+    kept: list[float] = field(default_factory=list)
     missed: int = 0
     runs: int = 0
     alarms: int = 0
@@ -119,6 +120,7 @@ def _judge_one(cell: _Cell, recording: Recording, name: str, overload_s: float |
     if recording.start_s is None or recording.stop_s is None:
         return
     onset_s = recording.start_s if overload_s is None else overload_s
+    cell.kept.append(_kept(recording, recording.start_s, recording.stop_s))
     # An alarm that is already on says nothing of what comes.
     during = [v for v in verdicts if recording.start_s <= v.at_s < recording.stop_s]
     found = next((v for v in during if v.state is ALARM and v.since_s >= recording.start_s), None)
@@ -173,6 +175,17 @@ def _retransmitted(recording: Recording, begin_s: float, end_s: float) -> float:
     return again / sent if sent else 0.0
 
 
+def _kept(recording: Recording, begin_s: float, end_s: float) -> float:
+    """Share of our pace that arrived meanwhile: what others have left us."""
+    tracker, arrived = SignalTracker(recording.congestion_control), 0
+    for sample in recording.samples:
+        step = tracker.add(sample)
+        if step is not None and begin_s <= step.at_s <= end_s:
+            arrived += step.delivered_bytes
+    paced_bps: float = recording.about["load"] * recording.about["rate_bps"]
+    return 8 * arrived / (end_s - begin_s) / paced_bps
+
+
 def _row(key: tuple[Any, ...], cell: _Cell) -> dict[str, Any]:
     control, rtt_ms, queue_bdp, competitor, detector = key
     middle = _ms(cell.detect_s, 0.5)
@@ -194,6 +207,7 @@ def _row(key: tuple[Any, ...], cell: _Cell) -> dict[str, Any]:
         "false_alarms_per_hour": round(3600 * cell.alarms / cell.quiet_s, 1) if cell.quiet_s else None,
         "clear_ms_p50": _ms(cell.clear_s, 0.5),
         "bandwidth_error_p50": round(percentile(cell.errors, 0.5), 3) if cell.errors else None,
+        "kept_share_p50": round(percentile(cell.kept, 0.5), 3) if cell.kept else None,
         "retransmitted_share_at_detection": round(percentile(cell.again, 0.5), 5) if cell.again else None,
     }
 

@@ -48,6 +48,7 @@ class KvSection(Section):
         resume_window: how long a link that lost every connection may take to come back with its transfers.
         encode: let links compress KVCache where that is sooner than sending it as it is (thin links only).
         local_addresses: to dial from in turn, on a host with several network cards.
+        telemetry_log: a directory in which every link records what its sockets said (128 MiB a link at most).
     """
 
     listen: Address = ("127.0.0.1", 0)
@@ -68,6 +69,7 @@ class KvSection(Section):
     resume_window: Duration = Field(5.0, ge=0)
     encode: bool = False
     local_addresses: tuple[str, ...] = ()
+    telemetry_log: Path | None = None
     max_chunk: Bytes = Field(4 * MiB, gt=0, le=16 * MiB)
 
     def security(self) -> Security:
@@ -87,6 +89,7 @@ class KvSection(Section):
             resume_window_s=self.resume_window,
             encode=self.encode,
             local_addresses=self.local_addresses,
+            telemetry_log=self.telemetry_log,
         )
 
 

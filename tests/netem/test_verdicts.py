@@ -77,6 +77,7 @@ def test_a_longer_route_is_not_congestion(link: Link) -> None:
     """The round trip goes from 40 to 70 ms and stays: a while of building at most, then a new base."""
     with Watched(link, pace_bps=PACE_BPS) as sender:
         sender.watch(1.5)
+        sender.mark("longer route")
         link.set("ab", delay_ms=50)
         verdicts = sender.watch(4.0)
         totals = sender.totals(verdicts)
@@ -91,10 +92,12 @@ def test_loss_without_a_queue_is_found_and_forgotten(link: Link) -> None:
     """Five percent at random: congested by loss, not by queue; clear within seconds of its end."""
     with Watched(link, pace_bps=PACE_BPS) as sender:
         sender.watch(1.5)
+        sender.mark("loss")
         link.set("ab", loss=0.05)
         lossy = sender.watch(2.0)
         totals = sender.totals(lossy)
         usual(link)
+        sender.mark("over")
         after = sender.watch(4.0)
     assert states(lossy)[-1] is CONGESTED
     assert "loss" in {item.signal for item in lossy[-1].evidence}
@@ -108,10 +111,12 @@ def test_a_rate_cut_to_a_quarter_is_found_with_its_queue(link: Link) -> None:
     """Within a second; what is available is what is left; and over when the rate is back."""
     with Watched(link, pace_bps=PACE_BPS) as sender:
         sender.watch(1.5)
+        sender.mark("rate cut")
         usual(link, "ab", rate_bps=RATE_BPS / 4)
         cut = sender.watch(2.0)
         totals = sender.totals(cut)
         usual(link)
+        sender.mark("over")
         after = sender.watch(3.0)
     found = next(verdict for verdict in cut if verdict.state is CONGESTED)
     assert found.at_s - cut[0].at_s < 1.0
@@ -176,9 +181,11 @@ def test_a_black_hole_is_down_and_what_it_cost_is_not_held_against_the_path(link
     """Down after a second of silence; up with the first acknowledgements, and clear, though much is sent again."""
     with Watched(link, pace_bps=PACE_BPS) as sender:
         sender.watch(1.5)
+        sender.mark("black hole")
         link.set(loss=1.0)
         dead = sender.watch(1.5)
         usual(link)
+        sender.mark("over")
         back = sender.watch(4.0)
         totals = sender.totals(dead + back)
     down = next(verdict for verdict in dead if verdict.state is DOWN)

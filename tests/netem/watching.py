@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import gzip
+import os
 import random
 import time
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from prfaas_net.congestion.path import PathDetector
-from prfaas_net.congestion.samples import LinkSample
+from prfaas_net.congestion.samples import LinkSample, LogHead, Mark, write_head, write_mark, write_sample
 from prfaas_net.congestion.signals import SignalTracker
 from prfaas_net.congestion.tcp_info import TcpInfo
 from prfaas_net.congestion.verdict import LinkState, Verdict
 from prfaas_net.transport.telemetry import LOOK_S
 from tools.netlab import Link, Load
 
-__all__ = ["Watched"]
+__all__ = ["RECORD", "Watched", "states"]
+
+# Names a directory in which every scenario leaves its recording; tests/congestion/data was made with it.
+RECORD = "NETEM_RECORD"
 
 
 class Watched:
@@ -36,6 +42,8 @@ class Watched:
         self._traffic = link.traffic("ab", each, flows=self.FLOWS, **(receiver or {}))
         self._detector = PathDetector(cc)
         self._random = random.Random(7)
+        self._cc = cc
+        self._marks: list[Mark] = []
         self.samples: list[LinkSample] = []
         self.verdicts: list[Verdict] = []
 
@@ -44,6 +52,21 @@ class Watched:
 
     def __exit__(self, *_: object) -> None:
         self._traffic.close()
+        directory = os.environ.get(RECORD)
+        if directory:
+            name = os.environ["PYTEST_CURRENT_TEST"].split("::")[-1].split(" ")[0].removeprefix("test_")
+            self._save(Path(directory) / f"{name}.jsonl.gz", name)
+
+    def _save(self, path: Path, name: str) -> None:
+        entries: list[LinkSample | Mark] = [*self.samples, *self._marks]
+        entries.sort(key=lambda entry: entry.at_s)
+        with gzip.GzipFile(path, "wb", mtime=0) as file:
+            file.write(write_head(LogHead(self._cc, {"scenario": name})))
+            file.writelines(write_mark(e) if isinstance(e, Mark) else write_sample(e) for e in entries)
+
+    def mark(self, what: str) -> None:
+        """Say in the recording what happens now."""
+        self._marks.append(Mark(time.monotonic(), what))
 
     def watch(self, seconds: float) -> list[Verdict]:
         """Look for so long; the verdicts of that time."""
