@@ -4,6 +4,9 @@ from __future__ import annotations
 
 __all__ = ["BandwidthEstimator"]
 
+# What a link carried so long ago says nothing of now.
+FORGET_S = 30.0
+
 
 class BandwidthEstimator:
     """Delivery rates in, an estimate and its error out.
@@ -34,7 +37,14 @@ class BandwidthEstimator:
         self.error += weight * (off - self.error)
         self.rate_bps += weight * (rate_bps - self.rate_bps)
 
-    def raise_to(self, rate_bps: float) -> None:
-        """It has carried this much, whoever was the limit."""
-        if self.rate_bps is None or rate_bps > self.rate_bps:
+    def carried(self, rate_bps: float, *, now: float) -> None:
+        """It has carried this much, and something else was the limit: it could carry no less.
+
+        That alone makes no estimate, and one that is old is none any more.
+        """
+        if self.rate_bps is None:
+            return
+        if now - self._at_s > FORGET_S:
+            self.rate_bps, self.error = None, 0.0
+        elif rate_bps > self.rate_bps:
             self.rate_bps = rate_bps

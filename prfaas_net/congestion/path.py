@@ -162,8 +162,8 @@ class PathDetector(Detector):
     def _estimate(self, step: Step, reading: Reading) -> None:
         if reading.settled and not reading.limited and step.sending:
             self._bandwidth.add(reading.rate_bps, round_s=max(0.1, 2 * reading.base_s), now=step.at_s)
-        elif reading.rate_bps > 0 and self._bandwidth.rate_bps is None:
-            self._bandwidth.raise_to(reading.rate_bps)
+        else:
+            self._bandwidth.carried(reading.rate_bps, now=step.at_s)
 
     def _make(self, state: LinkState, step: Step, reading: Reading) -> Verdict:
         now = step.at_s

@@ -39,7 +39,7 @@ LOSS_FRESH_S, LOSS_FRESH_RTTS = 0.2, 3.0
 SHORTFALL_SHARE = 0.8
 REFERENCE_S = 30.0
 # After an idle or application-limited phase a sender starts slowly; so long nothing is missed.
-SETTLE_S, SETTLE_RTTS = 0.5, 8.0
+SETTLE_S, SETTLE_RTTS = 0.25, 8.0
 # DCTCP's gain, by the segment in groups of a step. BBRv3 calls half of the segments marked too high.
 ECN_GAIN, ECN_SOFT, ECN_HARD = 1 / 4, 0.05, 0.5
 HOST_SHARE, APP_SHARE = 0.3, 0.5

@@ -50,8 +50,8 @@ class Verdict:
     Attributes:
         at_s: of the sample that it rests on; ``since_s``: when the state was entered.
         cause: whose traffic fills the link, where it is full; a clear link may be full of our own.
-        available_bps: what the link could carry for us now, of payload; a lower bound while we are paced below it or
-            have little to send. None until anything was measured.
+        available_bps: what the link could carry for us now, of payload; a lower bound while we are paced below it. None
+            if that was not measured in the last half minute: a link that was never filled is not known to be thin.
         available_error: how far its measurements lie apart, as a share of it.
         queueing_delay_s: smoothed round trip less ``base_rtt_s``, the round trip of the empty path.
         goodput_bps: of payload that arrived, over the last round trips.

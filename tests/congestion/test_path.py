@@ -172,3 +172,17 @@ def test_the_backlog_drains_at_what_is_available() -> None:
     last = watch(detector, link.run(0.1))[-1]
     assert last.drain_s == pytest.approx(8 * 10_000_000 / (140 * MBPS), rel=0.05)
     assert last.to_json()["state"] == "clear"
+
+
+def test_a_link_that_was_never_filled_is_not_known_to_be_thin() -> None:
+    """A few requests of a few kilobytes are no measurement; and an old measurement is none either."""
+    link = Fluid(offered_bps=5 * MBPS, app_limited=True)
+    detector = PathDetector("cubic")
+    assert {verdict.available_bps for verdict in watch(detector, link.run(10.0))} == {None}
+    link.offered_bps, link.app_limited = 140 * MBPS, False
+    assert watch(detector, link.run(3.0))[-1].available_bps == pytest.approx(140 * MBPS, rel=0.05)
+    link.offered_bps, link.backlog_bytes = 0.0, 0
+    after = watch(detector, link.run(40.0))
+    assert after[0].available_bps is not None
+    assert after[-1].available_bps is None
+    assert after[-1].drain_s == 0.0

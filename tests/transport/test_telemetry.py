@@ -29,9 +29,6 @@ async def test_a_link_says_what_it_is_doing(listener: KvListener, connect: Conne
     assert any(verdict.state in (LinkState.CLEAR, LinkState.APP_LIMITED) for _, verdict in told)
     assert LinkState.CONGESTED not in {verdict.state for _, verdict in told}
     assert link.stats().verdict is link.verdict
-    available_bps = link.verdict.available_bps
-    assert available_bps is not None
-    assert available_bps > 1_000_000
 
 
 async def test_a_dead_link_is_down(listener: KvListener, connect: Connect) -> None:
