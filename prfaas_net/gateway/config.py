@@ -78,6 +78,8 @@ class GatewayConfig(Section):
         threshold_tokens: ``t``: a longer incremental prefill goes to a PrfaaS cluster (policy ``threshold``).
         policy_seed: seeds policy ``random``.
         request_deadline: seconds from arrival in which a request ends, in an answer or in an error.
+        ttft_limit: seconds; a request whose first token is predicted later is answered 429 at once. Without it,
+            requests wait until their deadline.
         max_body: bytes of a request body.
         max_concurrent_requests: more than these are answered 429.
         chat_max_tokens: what a chat request that names no bound may generate.
@@ -91,6 +93,7 @@ class GatewayConfig(Section):
     threshold_tokens: int = Field(2048, ge=0)
     policy_seed: int = 0
     request_deadline: Duration = Field(600.0, gt=0, le=86400)
+    ttft_limit: Duration | None = Field(None, gt=0)
     max_body: Bytes = Field(32 << 20, ge=1)
     max_concurrent_requests: int = Field(1024, ge=1)
     chat_max_tokens: int = Field(256, ge=1)

@@ -18,7 +18,7 @@ from prfaas_net.gateway.fleet import Fleet
 from prfaas_net.gateway.record import RequestRecord
 from prfaas_net.nodes.engine_api import Sampling
 from prfaas_net.nodes.messages import DecodeCall, LogprobsModel, PrefillCall, SamplingModel, TransferReport
-from prfaas_net.scheduling import Arrival, Decision, PrefillEnded, RequestEnded, Role, Router
+from prfaas_net.scheduling import Arrival, Decision, PrefillEnded, RequestEnded, Role, Router, TransferLanded
 
 __all__ = ["Finish", "Run", "Services", "ServingRequest", "Token"]
 
@@ -36,6 +36,7 @@ class Services:
 
     Attributes:
         clock: for the router and for the times in records.
+        ttft_limit_s: requests whose first token is predicted later than this are refused at once; None: none is.
     """
 
     router: Router
@@ -43,6 +44,7 @@ class Services:
     client: NodeClient
     caches: CacheWatch
     clock: Clock
+    ttft_limit_s: float | None = None
 
     def decide(self, request: ServingRequest, cached_tokens: Mapping[str, int]) -> Decision:
         """Ask the router.
@@ -50,7 +52,10 @@ class Services:
         Args:
             cached_tokens: by cluster, how long a prefix of the prompt a prefill there could start from.
         """
-        arrival = Arrival(request.request_id, len(request.token_ids), request.sampling.max_tokens, cached_tokens)
+        arrival = Arrival(
+            request.request_id, len(request.token_ids), request.sampling.max_tokens, cached_tokens,
+            ttft_limit_s=self.ttft_limit_s,
+        )  # fmt: skip
         return self.router.decide(arrival, now=self.clock.now())
 
     def cached_in(self, request: ServingRequest, keys: bytes) -> dict[str, int]:
@@ -62,7 +67,7 @@ class Services:
                 cached[node.cluster] = max(cached.get(node.cluster, 0), node.usable_tokens)
         return cached
 
-    def observe(self, event: PrefillEnded | RequestEnded) -> None:
+    def observe(self, event: PrefillEnded | TransferLanded | RequestEnded) -> None:
         """Tell the router."""
         self.router.observe(event, now=self.clock.now())
 
@@ -153,6 +158,7 @@ class Run:
                 case "landed":
                     self._landed = True
                     self.reached("landed")
+                    self._services.observe(TransferLanded(self.request.request_id))
                 case "finish":
                     return self._finish(event)
 

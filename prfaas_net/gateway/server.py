@@ -112,7 +112,9 @@ class Gateway:
             observe=lambda event: self.router.observe(event, now=self.clock.now()),
         )
         self._caches = CacheWatch(self._fleet.nodes, client, self.clock)
-        self._lifecycle = Lifecycle(Services(self.router, self._fleet, client, self._caches, self.clock))
+        self._lifecycle = Lifecycle(
+            Services(self.router, self._fleet, client, self._caches, self.clock, config.ttft_limit)
+        )
         self._fleet.on_restart = self._lifecycle.abort_node
         client.on_unreachable = self._fleet.suspect
         try:
