@@ -205,10 +205,13 @@ class NodeClient:
             PrfaasError: the node refused, for the reason it gave.
         """
         body = orjson.dumps(call.model_dump())
-        return await self._open(node_id, "POST", f"{url}{path}", body, MAX_LINE_BYTES)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
+        return await self._open(
+            node_id, "POST", f"{url}{path}", body, timeout, MAX_LINE_BYTES, lambda: self._calling(node_id)
+        )
 
     async def watch(self, node_id: str, url: str, path: str, *, limit_bytes: int, silence_s: float) -> NodeStream:
-        """Listen to what a node tells, without end.
+        """Listen to what a node tells, without end. Whether that breaks says nothing about the node's work.
 
         Args:
             limit_bytes: of a line.
@@ -218,16 +221,23 @@ class NodeClient:
             LinkError: the node cannot be reached.
             PrfaasError: the node refused, for the reason it gave.
         """
-        return await self._open(node_id, "GET", f"{url}{path}", None, limit_bytes, silence_s)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=silence_s)
+        return await self._open(node_id, "GET", f"{url}{path}", None, timeout, limit_bytes, lambda: _reaching(node_id))
 
     async def _open(
-        self, node_id: str, method: str, url: str, body: bytes | None, limit_bytes: int, silence_s: float | None = None
+        self,
+        node_id: str,
+        method: str,
+        url: str,
+        body: bytes | None,
+        timeout: aiohttp.ClientTimeout,
+        limit_bytes: int,
+        calling: Callable[[], AbstractContextManager[None]],
     ) -> NodeStream:
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=silence_s)
-        with self._calling(node_id):
+        with calling():
             response = await self._session.request(method, url, data=body, headers=self._headers, timeout=timeout)
             if response.status == 200:
-                return NodeStream(response, node_id, lambda: self._calling(node_id), limit_bytes)
+                return NodeStream(response, node_id, calling, limit_bytes)
             try:
                 reason = await response.content.read(MAX_ERROR_BYTES)
             finally:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
+from prfaas_net.cache.manager import Match, NodeMatch
 from prfaas_net.clock import Clock
 from prfaas_net.errors import CancelledByPeer, InternalError, PrfaasError, ProtocolError
 from prfaas_net.gateway.cache_watch import CacheWatch
@@ -46,26 +47,26 @@ class Services:
     clock: Clock
     ttft_limit_s: float | None = None
 
-    def decide(self, request: ServingRequest, cached_tokens: Mapping[str, int]) -> Decision:
+    def decide(self, request: ServingRequest, cached: Sequence[NodeMatch]) -> Decision:
         """Ask the router.
 
         Args:
-            cached_tokens: by cluster, how long a prefix of the prompt a prefill there could start from.
+            cached: by node, how long a prefix of the prompt a prefill there could start from. (A node uses only what
+                it holds itself.)
         """
         arrival = Arrival(
-            request.request_id, len(request.token_ids), request.sampling.max_tokens, cached_tokens,
+            request.request_id,
+            len(request.token_ids),
+            request.sampling.max_tokens,
+            node_cached_tokens={node.node_id: node.usable_tokens for node in cached},
             ttft_limit_s=self.ttft_limit_s,
-        )  # fmt: skip
+        )
         return self.router.decide(arrival, now=self.clock.now())
 
-    def cached_in(self, request: ServingRequest, keys: bytes) -> dict[str, int]:
-        """By cluster, how much of the prompt its prefill nodes hold so that they could go on from there."""
-        match = self.caches.match(keys, len(request.token_ids))
-        cached: dict[str, int] = {}
-        for node in match.nodes if match is not None else ():
-            if self.fleet.role_of(node.node_id) is Role.PREFILL:
-                cached[node.cluster] = max(cached.get(node.cluster, 0), node.usable_tokens)
-        return cached
+    def cached_on(self, request: ServingRequest, keys: bytes) -> list[NodeMatch]:
+        """What the prefill nodes hold of the prompt."""
+        nodes = self.caches.match(keys, len(request.token_ids)).nodes
+        return [node for node in nodes if self.fleet.role_of(node.node_id) is Role.PREFILL]
 
     def observe(self, event: PrefillEnded | TransferLanded | RequestEnded) -> None:
         """Tell the router."""
@@ -202,8 +203,9 @@ class Run:
         """Decide, reserve on the decode node, start the prefill."""
         request, services = self.request, self._services
         keys = await services.caches.keys_of(request.token_ids, request.cache_salt)
-        self.record.cached_in = services.cached_in(request, keys)
-        self._decision = services.decide(request, self.record.cached_in)
+        cached = services.cached_on(request, keys)
+        self.record.cached_in = {name: held.usable_tokens for name, held in Match(tuple(cached)).by_cluster().items()}
+        self._decision = services.decide(request, cached)
         self.record.note_decision(self._decision)
         self.reached("decided")
         sampling = SamplingModel.model_construct(**vars(request.sampling))

@@ -22,8 +22,9 @@ from prfaas_net.gateway.lifecycle import Lifecycle
 from prfaas_net.gateway.middleware import Surroundings
 from prfaas_net.gateway.run import Services
 from prfaas_net.gateway.serving import Serving
+from prfaas_net.gateway.state_watch import StateWatch
 from prfaas_net.nodes.engine_api import TextTokenizer
-from prfaas_net.scheduling import PolicySettings, Router, make_policy
+from prfaas_net.scheduling import FleetEvent, PolicySettings, Router, make_policy
 
 __all__ = ["Gateway"]
 
@@ -60,6 +61,7 @@ class Gateway:
         self._session: aiohttp.ClientSession | None = None
         self._fleet: Fleet | None = None
         self._caches: CacheWatch | None = None
+        self._states: StateWatch | None = None
         self._lifecycle: Lifecycle | None = None
         self._runner: web.AppRunner | None = None
 
@@ -109,9 +111,10 @@ class Gateway:
             [node.url for node in config.nodes],
             client,
             config.fleet,
-            observe=lambda event: self.router.observe(event, now=self.clock.now()),
+            observe=self._note,
         )
         self._caches = CacheWatch(self._fleet.nodes, client, self.clock)
+        self._states = StateWatch(self._fleet.nodes, client, self._note, self._own_tokens)
         self._lifecycle = Lifecycle(
             Services(self.router, self._fleet, client, self._caches, self.clock, config.ttft_limit)
         )
@@ -121,6 +124,7 @@ class Gateway:
             await self._listen(self._application(self._fleet, self._lifecycle))
             await self._fleet.start()
             self._caches.start()
+            self._states.start()
         except BaseException:
             await self.stop()
             raise
@@ -132,13 +136,14 @@ class Gateway:
             self._lifecycle.abort_all()
         if self._runner is not None:
             await self._runner.cleanup()
-        if self._caches is not None:
-            await self._caches.stop()
+        for follower in (self._caches, self._states):
+            if follower is not None:
+                await follower.stop()
         if self._fleet is not None:
             await self._fleet.stop()
         if self._session is not None:
             await self._session.close()
-        self._runner = self._fleet = self._caches = self._lifecycle = self._session = None
+        self._runner = self._fleet = self._caches = self._states = self._lifecycle = self._session = None
 
     async def serve_until(self, stop: asyncio.Event) -> None:
         """Start, serve until ``stop`` is set, stop."""
@@ -151,6 +156,14 @@ class Gateway:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.stop()
+
+    def _note(self, event: FleetEvent) -> None:
+        """Tell the router."""
+        self.router.observe(event, now=self.clock.now())
+
+    def _own_tokens(self, node_id: str) -> int:
+        node = self.router.state.nodes.get(node_id)
+        return 0 if node is None else node.pending_tokens
 
     def _application(self, fleet: Fleet, lifecycle: Lifecycle) -> web.Application:
         keys = [key.get_secret_value() for key in self.config.api_keys]

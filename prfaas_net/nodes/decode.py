@@ -14,10 +14,10 @@ from prfaas_net.aio import see_through
 from prfaas_net.errors import CancelledByPeer, IncompatibleError, InvalidRequest, ProtocolError
 from prfaas_net.kv import Manifest, RegionMap
 from prfaas_net.metrics import Metrics
-from prfaas_net.nodes.cache_feed import CacheFeed
 from prfaas_net.nodes.config import NodeConfig
 from prfaas_net.nodes.decode_loop import DecodeLoop, SequenceStart
 from prfaas_net.nodes.engine_api import Engine, TokenLogprobs
+from prfaas_net.nodes.feed import Feed
 from prfaas_net.nodes.info import describe_node
 from prfaas_net.nodes.kv_memory import open_memory
 from prfaas_net.nodes.memory_metrics import MemoryCollector
@@ -42,7 +42,7 @@ class DecodeNode:
         self.identity = Identity(config.node_id)
         self.metrics = Metrics()
         self.memory = open_memory(config, engine.layout)
-        self.feed = CacheFeed(self.memory, {"node": config.node_id, "boot": self.identity.boot_id})
+        self.cache_feed = Feed(self.memory, {"node": config.node_id, "boot": self.identity.boot_id})
         self.listener = KvListener(
             identity=self.identity,
             security=config.kv.security(),
@@ -52,7 +52,7 @@ class DecodeNode:
         key = config.node_key.get_secret_value() if config.node_key else None
         self.control = ControlServer(self.info, self.metrics, node_key=key)
         self.control.app.router.add_post("/v1/decode", self._decode)
-        self.control.app.router.add_get("/v1/cache/events", self.feed.handle)
+        self.control.app.router.add_get("/v1/cache/events", self.cache_feed.handle)
         self._loop = DecodeLoop(engine, self._stepped)
         self._running = self.metrics.gauge("decode_running_requests", "Requests that hold a reservation")
         self._tokens = self.metrics.counter("decode_tokens", "Tokens decoded")
@@ -74,7 +74,7 @@ class DecodeNode:
 
     async def close(self) -> None:
         """Stop; whatever runs is cancelled, and its senders are told."""
-        self.feed.close()
+        self.cache_feed.close()
         await self.control.close()
         await self.listener.close()
         await self._loop.close()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from prfaas_net.cache.changes import deltas_of, runs_of
@@ -22,12 +22,11 @@ from prfaas_net.cache.slots import Piece, Slots, choose_block_size
 from prfaas_net.cache.tier import SqliteTier, TierRecord
 from prfaas_net.kv import CacheLayout, KvKind, RegionMap
 from prfaas_net.nodes.config import NodeConfig
+from prfaas_net.nodes.feed import Listener
 from prfaas_net.nodes.second_tier import SecondTier
 from prfaas_net.transport import Arena
 
 __all__ = ["KvMemory", "SequenceBuffer", "open_memory"]
-
-Listener = Callable[[dict[str, Any]], None]
 
 
 class SequenceBuffer:

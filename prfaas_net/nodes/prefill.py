@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import orjson
@@ -20,14 +21,15 @@ from prfaas_net.errors import CancelledByPeer, InternalError, InvalidRequest
 from prfaas_net.kv import KvKind, Manifest, RegionMap
 from prfaas_net.kv.codecs import Codec, codec_for_dtype
 from prfaas_net.metrics import Metrics
-from prfaas_net.nodes.cache_feed import CacheFeed
 from prfaas_net.nodes.config import NodeConfig
 from prfaas_net.nodes.engine_api import Engine, PrefillResult
+from prfaas_net.nodes.feed import Feed
 from prfaas_net.nodes.info import describe_node
 from prfaas_net.nodes.kv_memory import open_memory
 from prfaas_net.nodes.link_metrics import LinkCollector, describe_links
 from prfaas_net.nodes.memory_metrics import MemoryCollector
 from prfaas_net.nodes.messages import NodeInfo, PrefillCall, TransferReport
+from prfaas_net.nodes.node_state import STATE_BEAT_S, NodeState
 from prfaas_net.nodes.reuse import Keeper, PromptMemory
 from prfaas_net.nodes.server import ControlServer, Emit, parse_call
 from prfaas_net.transport import Identity, LinkBase, LinkPool, Outgoing, SenderGate
@@ -87,7 +89,7 @@ class PrefillNode:
         self.metrics = Metrics()
         cache = config.cache
         self.memory = open_memory(config, engine.layout)
-        self.feed = CacheFeed(self.memory, {"node": config.node_id, "boot": self.identity.boot_id})
+        self.cache_feed = Feed(self.memory, {"node": config.node_id, "boot": self.identity.boot_id})
         self._state_interval_tokens = cache.state_interval_tokens or choose_interval(
             self.memory.slots.group_bytes, cache.block_tokens, config.kv.arena
         )
@@ -98,14 +100,15 @@ class PrefillNode:
         self.links = LinkPool(
             identity=self.identity, security=security, options=options, gate=self.gate, on_verdict=self._link_verdict
         )
-        # Told at once of every change of a link's verdict, with the name of the node at its other end.
-        self.on_verdict: Callable[[str, Verdict], None] = lambda peer, verdict: None
+        self.state = NodeState(lambda: describe_links(self.links.links))
+        self.state_feed = Feed(self.state, {}, beat_s=STATE_BEAT_S, beat=self.state.describe)
         self.metrics.registry.register(MemoryCollector(self.memory))
         self.metrics.registry.register(LinkCollector(lambda: [link.stats() for link in self.links.links]))
         key = config.node_key.get_secret_value() if config.node_key else None
         self.control = ControlServer(self.info, self.metrics, node_key=key)
         self.control.app.router.add_post("/v1/prefill", self._prefill)
-        self.control.app.router.add_get("/v1/cache/events", self.feed.handle)
+        self.control.app.router.add_get("/v1/cache/events", self.cache_feed.handle)
+        self.control.app.router.add_get("/v1/state/events", self.state_feed.handle)
         self.control.app.router.add_get("/v1/links", self._links)
         full = [t.dtype for la in engine.layout.layers if la.kind is KvKind.FULL for t in la.tensors]
         self._codec = codec_for_dtype(full[0]) if full else Codec.RAW
@@ -130,7 +133,8 @@ class PrefillNode:
 
     async def close(self) -> None:
         """Stop; whatever runs is aborted at its receiver."""
-        self.feed.close()
+        self.cache_feed.close()
+        self.state_feed.close()
         await self.control.close()
         await self.links.close()
         await self.gate.close()
@@ -151,7 +155,7 @@ class PrefillNode:
 
     def _link_verdict(self, link: LinkBase, verdict: Verdict) -> None:
         self._verdicts.labels(verdict.state.value).inc()
-        self.on_verdict(link.peer_name, verdict)
+        self.state.changed()
 
     # -- one prompt ---------------------------------------------------------------------------------------------
 
@@ -176,13 +180,15 @@ class PrefillNode:
     async def _run(self, call: PrefillCall, emit: Emit) -> None:
         ticket, manifest = self._check(call)
         arrived = time.monotonic()
-        with self._waiting.track_inprogress():
-            await self._slot.acquire()
-        holds_slot = True
-        queued_s = time.monotonic() - arrived
         outgoing: Outgoing | None = None
         prompt: PromptMemory | None = None
+        turn = ExitStack()  # from its place in the queue to the end of its time in the engine
         try:
+            turn.enter_context(self.state.queued(len(call.token_ids)))
+            with self._waiting.track_inprogress():
+                await self._slot.acquire()
+            turn.callback(self._slot.release)
+            queued_s = time.monotonic() - arrived
             regions = RegionMap(self.engine.layout, manifest.stop_token)
             keys = await asyncio.to_thread(self._keys, call)
             prompt = await PromptMemory.open(self.memory, keys, manifest.stop_token, regions, need_state=True)
@@ -195,16 +201,14 @@ class PrefillNode:
             prefill_s = time.monotonic() - started
             outgoing.seal(_seal(result) | {"cached_tokens": prompt.cached_tokens})
             emit({"event": "prefilled", "prefill_s": prefill_s})
-            self._slot.release()
-            holds_slot = False
+            turn.close()
             stats = await outgoing.wait()
             report = self._report(call, manifest, stats, queued_s, prefill_s, prompt.cached_tokens)
             emit({"event": "done", "report": report.model_dump()})
         finally:
             if outgoing is not None:
                 outgoing.abort(CancelledByPeer("the prefill was given up", request=call.request_id))
-            if holds_slot:
-                self._slot.release()
+            turn.close()
             if prompt is not None:
                 prompt.close()
 
