@@ -75,5 +75,5 @@ def show_congestion(report: dict[str, Any], console: Console) -> None:
     cost = report["telemetry"]
     console.print(
         f"{cost['connections']} connections on {cost['links']} links: {cost['poll_core_share']:.2%} of a core to look, "
-        f"{cost['core_share']:.2%} with verdicts"
+        f"{cost['core_share']:.2%} with verdicts; all on one link: {cost['one_link_core_share']:.2%}"
     )

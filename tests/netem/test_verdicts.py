@@ -227,3 +227,23 @@ def test_lost_acknowledgements_are_not_congestion(link: Link) -> None:
     assert states(verdicts) == [CLEAR]
     assert lost > 0
     assert sent_again(totals) < 0.001
+
+
+@scenario
+def test_a_link_full_of_our_own_is_told_from_one_that_others_have_taken(link: Link) -> None:
+    """Not paced, alone: a full queue, losses, and clear, of our own making; with eight others: congested, of theirs."""
+    with Watched(link, pace_bps=None) as sender:
+        alone = sender.watch(4.0)
+        totals = sender.totals(alone)
+        with link.cross("ab", cc="cubic", flows=8):
+            crowded = sender.watch(3.0)
+        after = sender.watch(3.0)
+    assert set(states(alone)) <= {IDLE, CLEAR}
+    assert alone[-1].cause is Cause.OURS
+    assert totals["rtt_s"] > 0.060
+    assert totals["retrans_bytes"] > 0
+    assert alone[-1].available_bps == pytest.approx(RATE_BPS, rel=0.15)
+    assert crowded[-1].state is CONGESTED
+    assert crowded[-1].cause is Cause.OTHERS
+    assert (crowded[-1].available_bps or 0) < 0.75 * RATE_BPS
+    assert after[-1].state is CLEAR

@@ -28,7 +28,7 @@ class Watched:
     """Four paced flows from ``a`` to ``b``, a detector, and all that was seen. A context manager.
 
     Args:
-        pace_bps: of all flows together.
+        pace_bps: of all flows together; None: they are not paced.
         load: anything else that each flow does.
         receiver: options of the receiving side.
     """
@@ -36,9 +36,15 @@ class Watched:
     FLOWS = 4
 
     def __init__(
-        self, link: Link, *, cc: str = "cubic", pace_bps: float, receiver: dict[str, Any] | None = None, **load: Any
+        self,
+        link: Link,
+        *,
+        cc: str = "cubic",
+        pace_bps: float | None,
+        receiver: dict[str, Any] | None = None,
+        **load: Any,
     ) -> None:
-        each = Load(cc=cc, rate_bps=pace_bps / self.FLOWS, **load)
+        each = Load(cc=cc, rate_bps=None if pace_bps is None else pace_bps / self.FLOWS, **load)
         self._traffic = link.traffic("ab", each, flows=self.FLOWS, **(receiver or {}))
         self._detector = PathDetector(cc)
         self._random = random.Random(7)
