@@ -24,7 +24,7 @@ from prfaas_net.transport.options import LinkOptions, pace, tune
 from prfaas_net.transport.stats import read_tcp_info
 from prfaas_net.units import KiB
 
-__all__ = ["Case", "Competitor", "Flow"]
+__all__ = ["Case", "Competitor", "Flow", "record"]
 
 # As links look at their sockets.
 LOOK_S = (0.010, 0.030)
