@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from prfaas_net.scheduling import PolicySettings, make_policy
-from prfaas_net.sim.compare import LINKS, LOADS, PAPER_REQUESTS, WORKLOADS, cells, compare
+from prfaas_net.sim.compare import LINKS, LOADS, ORACLE, PAPER_REQUESTS, WORKLOADS, cells, compare
 from prfaas_net.sim.paper import analytic, relative_errors, sweeps
 from prfaas_net.sim.paper_event import event_part
 from prfaas_net.sim.plots import draw
@@ -85,6 +85,8 @@ def compare_command(
     """Every policy on the same arrivals: TTFT, goodput and offloaded share, over workloads, links and loads."""
     names = workload or ([trace.name] if trace else list(WORKLOADS))
     for name in policy or ():
+        if name == ORACLE:
+            continue
         make_policy(name, PolicySettings(rng=Random(seed)))
     todo = cells(
         names, link or LINKS, load or LOADS, policy, requests=requests, seed=seed, trace=str(trace) if trace else None,

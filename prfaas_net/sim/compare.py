@@ -27,10 +27,13 @@ from prfaas_net.sim.requests import (
 from prfaas_net.sim.result import SimResult
 from prfaas_net.sim.simulation import Simulation
 
-__all__ = ["DEFAULT_POLICY", "LINKS", "LOADS", "WORKLOADS", "Cell", "compare", "run_cell"]
+__all__ = ["DEFAULT_POLICY", "LINKS", "LOADS", "ORACLE", "WORKLOADS", "Cell", "compare", "run_cell"]
 
 # The one that measures best; docs/simulator.md has the table.
 DEFAULT_POLICY = "earliest-finish"
+# ``threshold`` with a ``t`` that is re-optimised in the very moment in which the link drops and recovers: an oracle,
+# since nobody tells a gateway so soon. It is run on links that drop.
+ORACLE = "threshold-oracle"
 WORKLOADS = ("paper", "mooncake-conversation")
 LINKS = ("steady", "drop", "bursty")
 LOADS = (0.5, 0.7, 0.8, 0.9)
@@ -140,7 +143,10 @@ def run_cell(cell: Cell) -> tuple[dict[str, Any], SimResult]:
     )  # fmt: skip
     fleet = _for_workload(fleet, cached=bool(case.requests))
     settings = PolicySettings(case.t_tokens, Random(cell.seed))
-    simulation = Simulation(fleet, make_policy(cell.policy, settings), seed=cell.seed)
+    name = "threshold" if cell.policy == ORACLE else cell.policy
+    simulation = Simulation(fleet, make_policy(name, settings), seed=cell.seed)
+    if cell.policy == ORACLE:
+        _foresee_drops(simulation, case, span_s)
     result = simulation.run(requests)
     found = result.figures(ttft_limit_s=TTFT_LIMIT_S)
     row: dict[str, Any] = {
@@ -153,6 +159,13 @@ def run_cell(cell: Cell) -> tuple[dict[str, Any], SimResult]:
     if cell.link == "drop":
         row |= _through_drops(result, case, rate, span_s)
     return row, result
+
+
+def _foresee_drops(simulation: Simulation, case: _Case, span_s: float) -> None:
+    thin = solve(case.work, [paper_prfaas(egress_bps=DROP_BPS)], [paper_pd()], fixed_split=True).result.t_tokens
+    for at_s in _drops(span_s):
+        simulation.loop.at(at_s, simulation.set_threshold, int(thin))
+        simulation.loop.at(at_s + DROP_FOR_S, simulation.set_threshold, case.t_tokens)
 
 
 def _for_workload(fleet: FleetSpec, *, cached: bool) -> FleetSpec:
@@ -213,7 +226,7 @@ def cells(
         for workload in workloads
         for link in links
         for load in loads
-        for policy in policies or policy_names()
+        for policy in policies or [*policy_names(), *([ORACLE] if link == "drop" else [])]
     ]
 
 

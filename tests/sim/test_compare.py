@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from prfaas_net.errors import ConfigError
-from prfaas_net.sim.compare import DEFAULT_POLICY, Cell, cells, compare, run_cell
+from prfaas_net.sim.compare import DEFAULT_POLICY, ORACLE, Cell, cells, compare, run_cell
 from prfaas_net.sim.requests import mooncake_conversation, uncached_tokens
 
 ROW_KEYS = {
@@ -47,6 +47,14 @@ def test_through_a_drop_of_the_link_throughput_is_kept() -> None:
     """At least 0.95 of what the best threshold for the thin link carries with the same roles."""
     row, _ = run_cell(Cell("paper", "drop", 0.9, DEFAULT_POLICY, requests=8000))
     assert row["drop_throughput_req_s"] > 0.95 * row["drop_oracle_req_s"]
+
+
+def test_an_oracle_that_foresees_the_drops_is_no_better() -> None:
+    """A threshold re-optimised in the very moment of every change lands no more, and has a longer mean."""
+    report = compare(cells(["paper"], ["drop"], [0.8], [ORACLE, DEFAULT_POLICY], requests=6000))
+    oracle, ours = report["rows"]
+    assert ours["drop_throughput_req_s"] > 0.95 * oracle["drop_throughput_req_s"]
+    assert ours["ttft_mean_s"] < oracle["ttft_mean_s"]
 
 
 def test_a_trace_of_ones_own_is_compared_too(tmp_path: Path) -> None:
