@@ -61,6 +61,7 @@ class LinkBase:
             streams=lambda: [(number, lane.stream) for number, lane in self._now.lanes.items()],
             alive=lambda: self.alive,
             backlog_bytes=self._backlog_bytes,
+            in_use=lambda: bool(self._outgoing),
             clock=clock,
             budget_bps=options.budget_bps,
             on_budget=lambda budget_bps: self._now.pace_to(budget_bps),

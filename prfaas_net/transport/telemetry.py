@@ -66,6 +66,7 @@ class LinkTelemetry:
     Args:
         streams: the data connections that are up, by number.
         alive, backlog_bytes: of the link.
+        in_use: whether it has a transfer that has not ended.
         on_budget: paces the link, if it has a budget.
         log_directory: where to record, or None.
     """
@@ -76,6 +77,7 @@ class LinkTelemetry:
         streams: Callable[[], Iterable[tuple[int, Stream]]],
         alive: Callable[[], bool],
         backlog_bytes: Callable[[], int],
+        in_use: Callable[[], bool],
         clock: Clock,
         budget_bps: int | None,
         on_budget: Callable[[int], None],
@@ -87,6 +89,7 @@ class LinkTelemetry:
         self._streams = streams
         self._alive = alive
         self._backlog_bytes = backlog_bytes
+        self._in_use = in_use
         self._clock = clock
         self._follower = None if budget_bps is None else BudgetFollower(budget_bps)
         self._on_budget = on_budget
@@ -129,7 +132,7 @@ class LinkTelemetry:
 
     def _tick(self) -> None:
         n = self.look()
-        if self.verdict.state is LinkState.IDLE:
+        if self.verdict.state is LinkState.IDLE and not self._in_use():
             bounds = LOOK_IDLE_S
         else:
             bounds = LOOK_S if n <= MANY_CONNECTIONS else LOOK_MANY_S
