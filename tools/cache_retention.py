@@ -48,11 +48,10 @@ def main() -> None:
     print(f"| state kept at | {' | '.join(f'{pool} GiB' for pool in args.pool_gib)} |")
     print("|---|" + "---|" * len(args.pool_gib))
     chosen = choose_interval(GROUP_BYTES, TOKENS, 1 << 50)
-    for name, interval, branches in (
-        ("ends", None, False), ("ends, branches", None, True), ("ends, branches, 42,496", 42_496, True),
-        (f"ends, branches, {chosen:,}", chosen, True), ("ends, branches, 8,192", 8192, True),
-        ("ends, branches, 2,048", 2048, True), ("every block", TOKENS, True),
-    ):  # fmt: skip
+    cases: list[tuple[str, int | None, bool]] = [("ends", None, False), ("ends, branches", None, True)]
+    for interval in (84_992, chosen, 21_504, 8192, 2048):
+        cases.append((f"ends, branches, every {interval:,}", interval, True))
+    for name, interval, branches in [*cases, ("every block", TOKENS, True)]:
         shares = [reuse(requests, pool * GiB, interval, branches=branches) for pool in args.pool_gib]
         print(f"| {name} | {' | '.join(f'{share:.3f}' for share in shares)} |", flush=True)
 

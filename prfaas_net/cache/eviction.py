@@ -20,7 +20,7 @@ class EvictionQueue:
     """Candidates for eviction, cheapest first.
 
     A heap whose items are checked when they come up: whoever was used or grew dearer since is put back where it belongs
-    now, whoever is no candidate any more is dropped. Each entry is in the heap at most once.
+    now, whoever is no candidate any more is dropped. What grew *cheaper* would come up too late: it is offered again.
 
     Args:
         evictable: whether an entry may go now.
@@ -30,7 +30,8 @@ class EvictionQueue:
     def __init__(self, evictable: Callable[[Entry], bool], worth: Callable[[Entry], float | None]) -> None:
         self._evictable = evictable
         self._worth = worth
-        self._heap: list[tuple[float, int, Entry]] = []
+        self._heap: list[tuple[float, int, int, Entry]] = []
+        self._n_queued = 0
         self._base = 0.0
         self._touches = 0
 
@@ -40,17 +41,26 @@ class EvictionQueue:
         entry.touched = self._touches
         entry.base = self._base
 
-    def offer(self, entry: Entry) -> None:
-        """It may have become a candidate."""
-        if not entry.queued and self._evictable(entry):
-            entry.queued = True
-            heapq.heappush(self._heap, (self._priority(entry), entry.touched, entry))
+    def offer(self, entry: Entry, *, cheaper: bool = False) -> None:
+        """It may have become a candidate, or a cheaper one than it was."""
+        if (entry.queued and not cheaper) or not self._evictable(entry):
+            return
+        self._n_queued += not entry.queued
+        entry.queued = True
+        entry.ticket += 1  # what lies in the heap under an older one does not count any more
+        heapq.heappush(self._heap, (self._priority(entry), entry.touched, entry.ticket, entry))
+        if len(self._heap) > 2 * self._n_queued + 64:
+            self._heap = [item for item in self._heap if item[3].queued and item[2] == item[3].ticket]
+            heapq.heapify(self._heap)
 
     def pop(self) -> Entry | None:
         """Take out the candidate that is worth least, or None if there is none."""
         while self._heap:
-            priority, touched, entry = heapq.heappop(self._heap)
+            priority, touched, ticket, entry = heapq.heappop(self._heap)
+            if ticket != entry.ticket or not entry.queued:
+                continue
             entry.queued = False
+            self._n_queued -= 1
             if not self._evictable(entry):
                 continue
             now = self._priority(entry)
@@ -63,9 +73,10 @@ class EvictionQueue:
 
     def clear(self) -> None:
         """Forget all candidates."""
-        for _, _, entry in self._heap:
+        for *_, entry in self._heap:
             entry.queued = False
         self._heap.clear()
+        self._n_queued = 0
 
     def _priority(self, entry: Entry) -> float:
         worth = self._worth(entry)

@@ -381,6 +381,9 @@ class PrefixCache:
             del parent.children[node.key]
             if parent.rows is not None:
                 self._queue.offer(parent.rows)
+            if parent.state is not None and not parent.children:
+                # Nothing goes on from there any more: from now on its rows count as its bytes.
+                self._queue.offer(parent.state, cheaper=True)
 
     def _publish(self, node: Node) -> None:
         """Rows came: they, and what waited below them, can be reached now if all above can."""

@@ -48,6 +48,7 @@ class Entry:
     base: float = 0.0
     touched: int = 0
     queued: bool = False
+    ticket: int = 0
     last_used_s: float = 0.0
 
     @property

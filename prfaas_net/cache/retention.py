@@ -21,7 +21,7 @@ from prfaas_net.kv import KvKind
 __all__ = ["choose_interval", "snapshot_lengths", "state_in_tokens"]
 
 # States at intervals take at most this share of the memory that the rows take (docs/cache.md, "Retention interval").
-INTERVAL_SHARE = 0.5
+INTERVAL_SHARE = 0.25
 # A pool that holds few long prompts has no room for guesses: then only the ends and the known branches are kept.
 MIN_POOL_INTERVALS = 16
 

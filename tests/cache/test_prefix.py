@@ -207,6 +207,18 @@ def test_a_state_is_worth_the_tokens_that_only_it_makes_reusable() -> None:
     assert cache.insert_rows(keys, 0, 8, now=0.0) != []
 
 
+def test_a_state_that_nothing_goes_on_from_any_more_is_as_dear_as_its_rows_make_it() -> None:
+    """While something goes on from it, it is worth much for its few bytes; then its rows are its bytes too."""
+    cache = cache_of({FULL: 20, LINEAR: 10}, n_blocks=22)
+    put(cache, "abc", 2, 3)
+    put(cache, "uvwxyz", 6)
+    plan = cache.reserve_run(30, now=0.0)
+    assert [(entry.key, entry.is_rows) for entry in plan.evicted] == [(key_of("abc"), False), (key_of("abc"), True)]
+    plan = cache.reserve_run(40, now=0.0)
+    assert [(entry.key, entry.is_rows) for entry in plan.evicted] == [(key_of("ab"), False), (key_of("ab"), True)]
+    assert reach(cache, "uvwxyz") == 6
+
+
 def test_state_that_cannot_fit_evicts_nothing() -> None:
     cache = cache_of(HYBRID, n_blocks=10)
     put(cache, "ab", 2)
