@@ -12,7 +12,17 @@ from prfaas_net.errors import BusyError, IncompatibleError, LinkError, PrfaasErr
 from prfaas_net.gateway.calls import NodeClient
 from prfaas_net.gateway.config import FleetSection
 from prfaas_net.nodes.messages import NodeInfo
-from prfaas_net.scheduling import FleetEvent, NodeDown, NodeForgotten, NodeSeen, Role
+from prfaas_net.scheduling import (
+    DecodeProfile,
+    FleetEvent,
+    KvSize,
+    NodeDown,
+    NodeForgotten,
+    NodeProfile,
+    NodeSeen,
+    PiecewiseLinear,
+    Role,
+)
 
 __all__ = ["Fleet", "WatchedNode"]
 
@@ -108,6 +118,12 @@ class Fleet:
         """Smallest vocabulary of the nodes that are up; None while none is."""
         return min((n.info.vocab_size for n in self.nodes if n.info and n.up), default=None)
 
+    @property
+    def kv_size(self) -> KvSize | None:
+        """S_kv(l) of the model that is served (all nodes that are up have one layout); None while no node said it."""
+        told = next((n.info.kv_size for n in self.nodes if n.info and n.info.kv_size), None)
+        return None if told is None else KvSize(**told.model_dump())
+
     def missing_roles(self) -> list[Role]:
         """Roles without any node that is up."""
         present = {node.info.role for node in self.nodes if node.info and node.up}
@@ -190,15 +206,7 @@ class Fleet:
         if not node.up and before is not None and node.successes < self._settings.up_after:
             return
         if not node.up or before != info:
-            self._observe(
-                NodeSeen(
-                    info.node_id,
-                    info.cluster,
-                    Role(info.role),
-                    info.max_model_tokens,
-                    info.prefill_chunk_tokens,
-                )
-            )
+            self._observe(_seen(info))
         if not node.up:
             log.info("%s node %s of cluster %s is up", info.role, info.node_id, info.cluster)
         node.up = True
@@ -216,3 +224,21 @@ class Fleet:
             log.error("node %s is not admitted: %s", node.name, error.line())
         node.up = False
         node.problem = error.line()
+
+
+def _seen(info: NodeInfo) -> NodeSeen:
+    """What the router needs to know of a node."""
+    told = info.profile
+    profile = None
+    if told is not None:
+        curve = PiecewiseLinear.of(*zip(*told.prefill, strict=True))
+        profile = NodeProfile(info.node_id, curve, DecodeProfile(told.decode_step_s, told.max_batch))
+    return NodeSeen(
+        info.node_id,
+        info.cluster,
+        Role(info.role),
+        info.max_model_tokens,
+        info.prefill_chunk_tokens,
+        profile,
+        told.max_batch if told is not None else 0,
+    )

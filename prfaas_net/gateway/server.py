@@ -24,7 +24,7 @@ from prfaas_net.gateway.run import Services
 from prfaas_net.gateway.serving import Serving
 from prfaas_net.gateway.state_watch import StateWatch
 from prfaas_net.nodes.engine_api import TextTokenizer
-from prfaas_net.scheduling import FleetEvent, PolicySettings, Router, make_policy
+from prfaas_net.scheduling import FleetEvent, NodeSeen, PolicySettings, Router, make_policy
 
 __all__ = ["Gateway"]
 
@@ -159,6 +159,8 @@ class Gateway:
 
     def _note(self, event: FleetEvent) -> None:
         """Tell the router."""
+        if isinstance(event, NodeSeen) and self._fleet is not None:
+            self.router.predictor.kv = self._fleet.kv_size
         self.router.observe(event, now=self.clock.now())
 
     def _own_tokens(self, node_id: str) -> int:

@@ -132,6 +132,8 @@ class NodeConfig(Section):
         listen: the control port, for gateways.
         node_key: shared with the gateways; needed to listen on other than loopback addresses.
         model: a Hugging Face directory.
+        profile: what ``python -m engine profile`` wrote: how fast this node is, for policies that predict. Without it
+            they learn its pace from what it serves.
         kv_dtype: in which keys and values are kept and sent; the same on every node of a deployment.
     """
 
@@ -141,6 +143,7 @@ class NodeConfig(Section):
     listen: Address = ("127.0.0.1", 0)
     node_key: SecretStr | None = Field(None, min_length=16)
     model: str | None = None
+    profile: Path | None = None
     prefill_chunk_tokens: int = Field(512, ge=1)
     kv_dtype: Literal["float32", "bfloat16"] = "float32"
     kv: KvSection = KvSection()

@@ -22,6 +22,7 @@ from prfaas_net.nodes.info import describe_node
 from prfaas_net.nodes.kv_memory import open_memory
 from prfaas_net.nodes.memory_metrics import MemoryCollector
 from prfaas_net.nodes.messages import DecodeCall, LogprobsModel, NodeInfo
+from prfaas_net.nodes.profile_file import read_profile
 from prfaas_net.nodes.reuse import PromptMemory
 from prfaas_net.nodes.server import ControlServer, Emit, parse_call
 from prfaas_net.transport import Identity, Incoming, KvListener
@@ -41,6 +42,7 @@ class DecodeNode:
         self.engine = engine
         self.identity = Identity(config.node_id)
         self.metrics = Metrics()
+        self._profile = read_profile(config.profile, engine.layout.fingerprint) if config.profile else None
         self.memory = open_memory(config, engine.layout)
         self.cache_feed = Feed(self.memory, {"node": config.node_id, "boot": self.identity.boot_id})
         self.listener = KvListener(
@@ -61,7 +63,7 @@ class DecodeNode:
         self.metrics.registry.register(MemoryCollector(self.memory))
 
     def info(self) -> NodeInfo:
-        return describe_node(self.config, self.identity, self.engine)
+        return describe_node(self.config, self.identity, self.engine, self._profile)
 
     async def start(self) -> None:
         """Open the KV port and the control port."""

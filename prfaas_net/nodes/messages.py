@@ -32,9 +32,10 @@ Either call may instead end with ``{"event": "error", "error": {...}}``, the bod
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from prfaas_net.cache.keys import KEY_BYTES
 from prfaas_net.kv import KvKind
@@ -131,12 +132,49 @@ class PrefillCall(Message):
     sampling: SamplingModel = SamplingModel.model_construct()
 
 
+class ProfileModel(Message):
+    """How fast a node is, for those who predict.
+
+    Attributes:
+        prefill: pairs of tokens and seconds, rising.
+        decode_step_s: of a batch of ``max_batch``.
+    """
+
+    prefill: tuple[tuple[int, float], ...] = Field(min_length=2, max_length=256)
+    decode_step_s: float = Field(gt=0)
+    max_batch: int = Field(ge=1)
+
+    @field_validator("prefill")
+    @classmethod
+    def _rises(cls, knots: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:
+        if any(b[0] <= a[0] for a, b in pairwise(knots)) or any(seconds < 0 for _, seconds in knots):
+            raise ValueError("tokens must rise and seconds cannot be negative")
+        return knots
+
+
+class KvSizeModel(Message):
+    """S_kv(l) of the paper: bytes of a sequence's state as a function of its length.
+
+    Attributes:
+        constant_bytes: linear state.
+        bytes_per_token: rows of full attention.
+        window_bytes_per_token: rows of windows, for the last ``window_tokens`` tokens at most.
+    """
+
+    constant_bytes: int = Field(ge=0)
+    bytes_per_token: int = Field(ge=0)
+    window_bytes_per_token: int = Field(0, ge=0)
+    window_tokens: int = Field(0, ge=0)
+
+
 class NodeInfo(Message):
     """``GET /v1/node``: what a node is. A new ``boot_id`` means that it restarted and forgot everything.
 
     Attributes:
         block_tokens: of its prefix cache; 0 if it keeps none.
         groups: the kinds of state that the model has, which a usable prefix must all have.
+        kv_size: how large its KVCache is.
+        profile: how fast it is, if that was measured.
     """
 
     node_id: str
@@ -150,6 +188,8 @@ class NodeInfo(Message):
     prefill_chunk_tokens: int
     block_tokens: int = Field(0, ge=0)
     groups: tuple[KvKind, ...] = ()
+    kv_size: KvSizeModel | None = None
+    profile: ProfileModel | None = None
 
 
 class TransferReport(Message):

@@ -30,6 +30,7 @@ from prfaas_net.nodes.link_metrics import LinkCollector, describe_links
 from prfaas_net.nodes.memory_metrics import MemoryCollector
 from prfaas_net.nodes.messages import NodeInfo, PrefillCall, TransferReport
 from prfaas_net.nodes.node_state import STATE_BEAT_S, NodeState
+from prfaas_net.nodes.profile_file import read_profile
 from prfaas_net.nodes.reuse import Keeper, PromptMemory
 from prfaas_net.nodes.server import ControlServer, Emit, parse_call
 from prfaas_net.transport import Identity, LinkBase, LinkPool, Outgoing, SenderGate
@@ -88,6 +89,7 @@ class PrefillNode:
         self.identity = Identity(config.node_id)
         self.metrics = Metrics()
         cache = config.cache
+        self._profile = read_profile(config.profile, engine.layout.fingerprint) if config.profile else None
         self.memory = open_memory(config, engine.layout)
         self.cache_feed = Feed(self.memory, {"node": config.node_id, "boot": self.identity.boot_id})
         self._state_interval_tokens = cache.state_interval_tokens or choose_interval(
@@ -123,7 +125,7 @@ class PrefillNode:
         self._exposed_s = self.metrics.histogram("kv_exposed_seconds", "End of prefill to last byte confirmed")
 
     def info(self) -> NodeInfo:
-        return describe_node(self.config, self.identity, self.engine)
+        return describe_node(self.config, self.identity, self.engine, self._profile)
 
     async def start(self) -> None:
         """Open the control port, and the gate if there is to be one."""

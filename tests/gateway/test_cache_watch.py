@@ -7,13 +7,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import orjson
 import pytest
-from aiohttp import web
 
 from prfaas_net.cache.keys import PrefixScope, prefix_keys
 from tests.gateway.conftest import Bench, open_bench
 from tests.gateway.fakes import LAYOUT, FakeNode
+from tests.gateway.feeds import FeedScript
 from tests.waiting import until
 
 Event = dict[str, Any]
@@ -23,26 +22,12 @@ KEYS = prefix_keys(PrefixScope(LAYOUT, BLOCK), list(PROMPT.encode()))
 ROOT = PrefixScope(LAYOUT, BLOCK).root
 
 
-class CacheScript:
-    """Answers ``GET /v1/cache/events`` as a test wants it."""
+class CacheScript(FeedScript):
+    """A node's cache as a test wants it."""
 
     def __init__(self, node: FakeNode) -> None:
-        self.node = node
-        self.listeners = 0
-        self.events: asyncio.Queue[bytes | None] = asyncio.Queue()
+        super().__init__(node, "/v1/cache/events")
         node.info |= {"block_tokens": BLOCK, "groups": ["full", "linear"]}
-        node.extra_routes.append(web.get("/v1/cache/events", self.handle))
-
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        self.listeners += 1
-        response = web.StreamResponse()
-        await response.prepare(request)
-        while (line := await self.events.get()) is not None:
-            await response.write(line)
-        return response
-
-    def say(self, event: Event) -> None:
-        self.events.put_nowait(orjson.dumps(event) + b"\n")
 
     def snapshot(self, n_blocks: int, states: tuple[int, ...] = (), seq: int = 0, **changes: Any) -> None:
         stored = [stored_rows(n_blocks)] if n_blocks else []
@@ -68,7 +53,7 @@ async def scripted() -> AsyncIterator[tuple[Bench, CacheScript]]:
     scripts: list[CacheScript] = []
     async with open_bench(prepare=lambda fleet: scripts.append(CacheScript(fleet.far))) as bench:
         yield bench, scripts[0]
-        scripts[0].events.put_nowait(None)
+        scripts[0].end()
 
 
 async def cached(bench: Bench, prompt: str = PROMPT, **body: Any) -> dict[str, int]:
@@ -126,7 +111,7 @@ async def test_after_anything_out_of_order_nothing_is_believed_until_a_new_snaps
         await comes_to(bench, {"prfaas": 20})
         script.say(bad)
         await comes_to(bench, {})
-        script.events.put_nowait(None)  # the answer that the gateway has left
+        script.end()  # the answer that the gateway has left
         await until(lambda: script.listeners == 2)
         script.snapshot(3, (2,), seq=40)
         await comes_to(bench, {"prfaas": 12})
@@ -137,7 +122,7 @@ async def test_a_node_that_goes_away_holds_nothing() -> None:
     async with scripted() as (bench, script):
         script.snapshot(6, (4,))
         await comes_to(bench, {"prfaas": 20})
-        script.events.put_nowait(None)
+        script.end()
         await comes_to(bench, {})
 
 
