@@ -10,6 +10,9 @@ from prfaas_net.scheduling import KvSize, NodeProfile
 
 __all__ = ["ClusterSpec", "FleetSpec", "LinkSpec", "NodeFailure", "bursty", "drop", "steady"]
 
+# A TB of host memory on each of the case study's smaller clusters' machines.
+CACHE_BYTES = 4e12
+
 
 @dataclass(frozen=True)
 class ClusterSpec:
@@ -18,7 +21,7 @@ class ClusterSpec:
     Attributes:
         decode: 0 makes it a PrfaaS cluster.
         room_bytes: for KVCache on every decode node; None is room without end.
-        cache_blocks: of its prefix cache; None keeps all; 0 caches nothing.
+        cache_bytes: of its prefix cache, over all its machines; 0 caches nothing.
         speed: of its prefill nodes against their profile; the router is told nothing of it.
         noise: relative standard deviation of every prefill.
     """
@@ -28,7 +31,7 @@ class ClusterSpec:
     prefill: int
     decode: int = 0
     room_bytes: float | None = None
-    cache_blocks: int | None = None
+    cache_bytes: float = CACHE_BYTES
     speed: float = 1.0
     noise: float = 0.0
 

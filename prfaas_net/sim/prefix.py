@@ -1,46 +1,71 @@
-"""What a cluster has cached, for workloads whose prompts share prefixes: blocks named by their whole prefix, LRU."""
+"""What a cluster has cached: the real prefix cache, with blocks named as traces name them and nothing in them."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 
-__all__ = ["PrefixCache"]
+from prfaas_net.cache.keys import KEY_BYTES
+from prfaas_net.cache.prefix import PrefixCache
+from prfaas_net.cache.retention import choose_interval, snapshot_lengths
+from prfaas_net.kv import KvKind
+from prfaas_net.scheduling import KvSize
+
+__all__ = ["ClusterCache", "block_keys"]
 
 
-class PrefixCache:
-    """A pool of blocks.
+def block_keys(block_ids: Sequence[int], prompt_tokens: int, block_tokens: int) -> bytes:
+    """Keys of a prompt's full blocks, from the ids that a trace gives them; a partial last block has none."""
+    full = prompt_tokens // block_tokens
+    # No key is zero throughout: that is how the index marks an empty place.
+    return b"".join((block_id + 1).to_bytes(KEY_BYTES, "little") for block_id in block_ids[:full])
 
-    A block's name stands for everything before it too, so a prefix is cached as far as its blocks are there without
-    a gap. Hybrid models need a linear state at exactly that length; one is taken to be kept at every block.
+
+class ClusterCache:
+    """The pool of a whole cluster (the paper's hybrid prefix cache pool), as one prefix cache.
+
+    Rows are matched as far as their blocks are there; a prefill goes on only from a length at which state was kept.
 
     Args:
-        capacity_blocks: the least recently used go beyond this; None keeps all.
+        pool_bytes: memory for it, over all machines.
     """
 
-    def __init__(self, block_tokens: int, capacity_blocks: int | None = None) -> None:
-        self.block_tokens = block_tokens
-        self.capacity_blocks = capacity_blocks
-        self._blocks: OrderedDict[int, None] = OrderedDict()
+    def __init__(self, kv: KvSize, block_tokens: int, pool_bytes: float) -> None:
+        group_bytes = {
+            KvKind.FULL: int(kv.bytes_per_token * block_tokens),
+            KvKind.LINEAR: int(kv.constant_bytes),
+            KvKind.WINDOW: int(kv.window_bytes_per_token * kv.window_tokens),
+        }
+        block_bytes = max(1, group_bytes[KvKind.FULL] or max(group_bytes.values()))
+        self._cache = PrefixCache(max(1, int(pool_bytes / block_bytes)), block_bytes, group_bytes, block_tokens)
+        self._interval = choose_interval(group_bytes, block_tokens, int(pool_bytes))
+        self._block_tokens = block_tokens
 
-    def __len__(self) -> int:
-        return len(self._blocks)
+    def match_tokens(self, keys: bytes, prompt_tokens: int, *, now: float) -> tuple[int, int]:
+        """What a prefill there could go on from, and up to where rows are held, in tokens."""
+        hit = self._cache.match(keys, n_tokens=prompt_tokens, need_state=True, now=now)
+        self._cache.release(hit)
+        return hit.length_tokens, hit.rows_tokens
 
-    def match_tokens(self, block_ids: Sequence[int], prompt_tokens: int) -> int:
-        """Tokens of a prompt that are cached, from its beginning; touches nothing."""
-        blocks, count = self._blocks, 0
-        for block_id in block_ids:
-            if block_id not in blocks:
-                break
-            count += 1
-        return min(count * self.block_tokens, prompt_tokens)
+    def add(self, keys: bytes, prompt_tokens: int, *, start_tokens: int, computed: bool, now: float) -> None:
+        """Keep a prompt.
 
-    def add(self, block_ids: Sequence[int]) -> None:
-        """Keep the blocks of a prompt; the last ones of it are the first to go."""
-        blocks = self._blocks
-        for block_id in reversed(block_ids):
-            blocks[block_id] = None
-            blocks.move_to_end(block_id)
-        if self.capacity_blocks is not None:
-            while len(blocks) > self.capacity_blocks:
-                blocks.popitem(last=False)
+        Args:
+            start_tokens: where its prefill started.
+            computed: here, and so with states along the way; what lands brings the last one only.
+        """
+        n_blocks = len(keys) // KEY_BYTES
+        if not n_blocks:
+            return
+        cache = self._cache
+        _, known = self.match_tokens(keys, prompt_tokens, now=now)
+        cache.commit(cache.insert_rows(keys, 0, n_blocks, now=now))
+        if computed:
+            lengths = snapshot_lengths(
+                prompt_tokens, self._block_tokens, self._interval, start_tokens=start_tokens, known_tokens=known
+            )
+        else:
+            lengths = [n_blocks * self._block_tokens]
+        for length in lengths:
+            entry = cache.insert_state(keys, length // self._block_tokens - 1, now=now)
+            if entry is not None:
+                cache.commit([entry])

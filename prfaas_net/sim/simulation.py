@@ -35,7 +35,7 @@ from prfaas_net.sim.fleet import ClusterSpec, FleetSpec, LinkSpec, NodeFailure
 from prfaas_net.sim.loop import Loop
 from prfaas_net.sim.network import Flow, SimLink
 from prfaas_net.sim.nodes import SimDecode, SimPrefill
-from prfaas_net.sim.prefix import PrefixCache
+from prfaas_net.sim.prefix import ClusterCache, block_keys
 from prfaas_net.sim.requests import MOONCAKE_BLOCK_TOKENS, SimRequest
 from prfaas_net.sim.result import BUCKET_S, SimResult
 
@@ -54,7 +54,9 @@ CONGESTED_SHARE, BUILDING_SHARE = 0.5, 0.9
 class _Job:
     """A request on its way."""
 
-    __slots__ = ("decision", "end", "flow", "generation", "prefilled", "request", "request_id", "retries", "size_bytes")
+    __slots__ = (
+        "decision", "flow", "generation", "keys", "prefilled", "request", "request_id", "retries", "size_bytes",
+    )  # fmt: skip
 
     def __init__(self, request_id: str, request: SimRequest) -> None:
         self.request_id = request_id
@@ -65,7 +67,7 @@ class _Job:
         self.size_bytes = 0.0
         self.flow: Flow | None = None
         self.prefilled = False
-        self.end = False
+        self.keys = b""
 
 
 class Simulation:
@@ -105,7 +107,7 @@ class Simulation:
         self._prefill: dict[str, SimPrefill] = {}
         self._decode: dict[str, SimDecode] = {}
         self._links: dict[tuple[str, str], SimLink] = {}
-        self._caches: dict[str, PrefixCache] = {}
+        self._caches: dict[str, ClusterCache] = {}
         self._reported: dict[tuple[str, str], float] = {}
         self._jobs: dict[str, _Job] = {}
         self._more = True
@@ -177,8 +179,8 @@ class Simulation:
         for i in range(spec.decode):
             self._add_decode(f"{spec.name}-decode-{i}", spec)
             self._come_back(f"{spec.name}-decode-{i}")
-        if self.fleet.cached and spec.cache_blocks != 0:
-            self._caches[spec.name] = PrefixCache(MOONCAKE_BLOCK_TOKENS, spec.cache_blocks)
+        if self.fleet.cached and spec.cache_bytes:
+            self._caches[spec.name] = ClusterCache(self.fleet.kv, MOONCAKE_BLOCK_TOKENS, spec.cache_bytes)
         policy = self.router.policy
         if isinstance(policy, ThresholdPolicy) and not self.result.thresholds:
             self.result.thresholds.append((0.0, policy.threshold_tokens))
@@ -278,7 +280,7 @@ class Simulation:
     def _route(self, job: _Job) -> None:
         request = job.request
         arrival = Arrival(
-            job.request_id, request.prompt_tokens, request.output_tokens, self._cached(request),
+            job.request_id, request.prompt_tokens, request.output_tokens, self._cached(job),
             ttft_limit_s=self._limit_s,
         )  # fmt: skip
         try:
@@ -296,11 +298,14 @@ class Simulation:
         job.size_bytes = self.fleet.kv(request.prompt_tokens + request.output_tokens)
         self._decode[decision.decode_node].reserve(job.size_bytes, self._reserved, job)
 
-    def _cached(self, request: SimRequest) -> dict[str, int]:
+    def _cached(self, job: _Job) -> dict[str, int]:
+        request, now = job.request, self.loop.now
         if not self._caches or not request.block_ids:
             return {}
+        job.keys = block_keys(request.block_ids, request.prompt_tokens, MOONCAKE_BLOCK_TOKENS)
         return {
-            name: cache.match_tokens(request.block_ids, request.prompt_tokens) for name, cache in self._caches.items()
+            name: cache.match_tokens(job.keys, request.prompt_tokens, now=now)[0]
+            for name, cache in self._caches.items()
         }
 
     def _reserved(self, job: _Job) -> None:
@@ -333,7 +338,8 @@ class Simulation:
         self._observe(PrefillEnded(job.request_id))
         cache = self._caches.get(decision.prefill_cluster)
         if cache is not None:
-            cache.add(job.request.block_ids)
+            start = decision.cached_tokens
+            cache.add(job.keys, job.request.prompt_tokens, start_tokens=start, computed=True, now=self.loop.now)
         if not self.fleet.pipelined:
             self._send(job, 0.0)
 
@@ -356,7 +362,8 @@ class Simulation:
         assert decision is not None
         cache = self._caches.get(decision.decode_cluster)
         if cache is not None:
-            cached = cache.match_tokens(job.request.block_ids, job.request.prompt_tokens - 1)
+            # Rows alone are enough where decoding goes on: the state comes along.
+            _, cached = cache.match_tokens(job.keys, job.request.prompt_tokens, now=self.loop.now)
         return 8.0 * self.fleet.kv.increment(cached, job.request.prompt_tokens)
 
     def _landed(self, tag: Any) -> None:
@@ -375,8 +382,8 @@ class Simulation:
         result.offloaded.append(self._kinds[decision.prefill_cluster] is ClusterKind.PRFAAS)
         self._observe(TransferLanded(job.request_id))
         cache = self._caches.get(decision.decode_cluster)
-        if cache is not None:
-            cache.add(request.block_ids)
+        if cache is not None and decision.prefill_cluster != decision.decode_cluster:
+            cache.add(job.keys, request.prompt_tokens, start_tokens=0, computed=False, now=now)
         node = self._decode[decision.decode_node]
         step_s = node.profile.decode.step_s if node.profile.decode else 0.0
         node.landed(tag, step_s * request.output_tokens)
