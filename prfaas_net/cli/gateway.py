@@ -12,6 +12,7 @@ from prfaas_net.cli.models import load_tokenizer, model_directory
 from prfaas_net.config import load_config, parse_address
 from prfaas_net.gateway import Gateway
 from prfaas_net.gateway.config import GatewayConfig
+from prfaas_net.scheduling import policy_names
 
 __all__ = ["gateway"]
 
@@ -27,7 +28,7 @@ def gateway(
     threshold: Annotated[
         int | None, typer.Option("--threshold", help="t: prompts with more uncached tokens are prefilled remotely.")
     ] = None,
-    policy: Annotated[str | None, typer.Option("--policy", help="threshold, local, remote or random.")] = None,
+    policy: Annotated[str | None, typer.Option("--policy", help=f"One of {', '.join(policy_names())}.")] = None,
 ) -> None:
     """Run a gateway: OpenAI-compatible HTTP over a fleet of nodes."""
     directory = str(model) if model else None

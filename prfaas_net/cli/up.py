@@ -29,6 +29,8 @@ def up(
     host: Annotated[str, typer.Option("--host", help="Address of the gateway.")] = "127.0.0.1",
     port: Annotated[int | None, typer.Option("--port", help="Port of the gateway; 8080, or any with --demo.")] = None,
     threshold: Annotated[int, typer.Option("--threshold", help="t, in tokens.")] = 2048,
+    policy: Annotated[str, typer.Option("--policy", help="How the gateway routes.")] = "threshold",
+    budget: Annotated[str | None, typer.Option("--budget", help="Egress budget of each link; paced to it.")] = None,
     link: Annotated[str, typer.Option("--link", help="Rate of the link between the clusters.")] = "100Mbps",
     rtt: Annotated[str, typer.Option("--rtt", help="Round-trip time of that link.")] = "20ms",
     prfaas_netns: Annotated[str | None, typer.Option(help="Network namespace of the PrfaaS cluster.")] = None,
@@ -49,7 +51,7 @@ def up(
     directory = str(model) if model else None
     plan = FleetPlan(
         model=directory, host=host, port=port if port is not None else 0 if demo else 8080,
-        threshold_tokens=threshold, link_rate=link, link_rtt=rtt, connections=connections, arena=arena,
+        threshold_tokens=threshold, policy=policy, budget=budget, link_rate=link, link_rtt=rtt, connections=connections, arena=arena,
         prfaas=ClusterPlace(prfaas_netns, prfaas_address), pd=ClusterPlace(pd_netns, pd_address),
     )  # fmt: skip
     tokenizer = load_tokenizer(directory)

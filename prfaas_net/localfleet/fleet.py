@@ -39,6 +39,8 @@ class FleetPlan:
         model: Hugging Face directory, or None for the demo model.
         port: of the gateway; 0 picks one.
         threshold_tokens: prompts with more uncached tokens than this go to the PrfaaS cluster.
+        policy: how the gateway routes.
+        budget: egress budget of each link (``"150Mbps"``), to which it is paced; None leaves it unpaced.
         host: of the gateway, which runs where the PD cluster does; this process must reach it.
         link_rate: of the link between the clusters, as text (``"100Mbps"``).
         link_rtt: its round-trip time (``"20ms"``).
@@ -50,6 +52,8 @@ class FleetPlan:
     host: str = "127.0.0.1"
     port: int = 8080
     threshold_tokens: int = 2048
+    policy: str = "threshold"
+    budget: str | None = None
     link_rate: str = "100Mbps"
     link_rtt: str = "20ms"
     connections: int = 4
@@ -161,7 +165,14 @@ class LocalFleet:
             ),
         )  # fmt: skip
         urls = [item for node in nodes for item in ("--node", _url(node.ready["address"]))]
-        listen = ["--listen", f"{plan.host}:{plan.port}", "--threshold", str(plan.threshold_tokens)]
+        listen = [
+            "--listen",
+            f"{plan.host}:{plan.port}",
+            "--threshold",
+            str(plan.threshold_tokens),
+            "--policy",
+            plan.policy,
+        ]
         gateway = await self._launch("gateway", ["gateway", *listen, *urls, *model], plan.pd)
         self.url = _url(gateway.ready["address"])
 
@@ -170,6 +181,7 @@ class LocalFleet:
         return [
             "prefill", "--node-id", f"{cluster}-prefill-0", "--cluster", cluster, "--listen", f"{place.address}:0",
             "--connections", str(plan.connections), "--arena", plan.arena,
+            *(["--budget", plan.budget] if plan.budget else []),
         ]  # fmt: skip
 
     async def _launch(self, name: str, command: list[str], place: ClusterPlace) -> Process:
