@@ -51,7 +51,8 @@ def up(
     directory = str(model) if model else None
     plan = FleetPlan(
         model=directory, host=host, port=port if port is not None else 0 if demo else 8080,
-        threshold_tokens=threshold, policy=policy, budget=budget, link_rate=link, link_rtt=rtt, connections=connections, arena=arena,
+        threshold_tokens=threshold, policy=policy, budget=budget,
+        link_rate=link, link_rtt=rtt, connections=connections, arena=arena,
         prfaas=ClusterPlace(prfaas_netns, prfaas_address), pd=ClusterPlace(pd_netns, pd_address),
     )  # fmt: skip
     tokenizer = load_tokenizer(directory)
