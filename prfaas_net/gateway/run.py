@@ -10,10 +10,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from prfaas_net.cache.manager import Match, NodeMatch
+from prfaas_net.cache.manager import Match
 from prfaas_net.clock import Clock
 from prfaas_net.errors import CancelledByPeer, InternalError, PrfaasError, ProtocolError
-from prfaas_net.gateway.cache_watch import CacheWatch
+from prfaas_net.gateway.cache_desk import CacheDesk
 from prfaas_net.gateway.calls import NodeClient, NodeStream
 from prfaas_net.gateway.fleet import Fleet
 from prfaas_net.gateway.record import RequestRecord
@@ -43,11 +43,11 @@ class Services:
     router: Router
     fleet: Fleet
     client: NodeClient
-    caches: CacheWatch
+    desk: CacheDesk
     clock: Clock
     ttft_limit_s: float | None = None
 
-    def decide(self, request: ServingRequest, cached: Sequence[NodeMatch]) -> Decision:
+    def decide(self, request: ServingRequest, cached: Match) -> Decision:
         """Ask the router.
 
         Args:
@@ -58,15 +58,15 @@ class Services:
             request.request_id,
             len(request.token_ids),
             request.sampling.max_tokens,
-            node_cached_tokens={node.node_id: node.usable_tokens for node in cached},
+            node_cached_tokens={node.node_id: node.usable_tokens for node in cached.nodes},
             ttft_limit_s=self.ttft_limit_s,
         )
         return self.router.decide(arrival, now=self.clock.now())
 
-    def cached_on(self, request: ServingRequest, keys: bytes) -> list[NodeMatch]:
+    def cached_on(self, request: ServingRequest, keys: bytes) -> Match:
         """What the prefill nodes hold of the prompt."""
-        nodes = self.caches.match(keys, len(request.token_ids)).nodes
-        return [node for node in nodes if self.fleet.role_of(node.node_id) is Role.PREFILL]
+        nodes = self.desk.caches.match(keys, len(request.token_ids)).nodes
+        return Match(tuple(node for node in nodes if self.fleet.role_of(node.node_id) is Role.PREFILL))
 
     def observe(self, event: PrefillEnded | TransferLanded | RequestEnded) -> None:
         """Tell the router."""
@@ -202,10 +202,11 @@ class Run:
     async def start(self) -> None:
         """Decide, reserve on the decode node, start the prefill."""
         request, services = self.request, self._services
-        keys = await services.caches.keys_of(request.token_ids, request.cache_salt)
+        keys = await services.desk.caches.keys_of(request.token_ids, request.cache_salt)
         cached = services.cached_on(request, keys)
-        self.record.cached_in = {name: held.usable_tokens for name, held in Match(tuple(cached)).by_cluster().items()}
+        self.record.cached_in = {name: held.usable_tokens for name, held in cached.by_cluster().items()}
         self._decision = services.decide(request, cached)
+        services.desk.used(keys, cached, self._decision, private=bool(request.cache_salt))
         self.record.note_decision(self._decision)
         self.reached("decided")
         sampling = SamplingModel.model_construct(**vars(request.sampling))

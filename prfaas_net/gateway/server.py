@@ -12,10 +12,12 @@ from aiohttp import web
 
 from prfaas_net.clock import Clock, SystemClock
 from prfaas_net.errors import ConfigError, UsageError
+from prfaas_net.gateway.cache_desk import CacheDesk
 from prfaas_net.gateway.cache_watch import CacheWatch
 from prfaas_net.gateway.calls import NodeClient
 from prfaas_net.gateway.config import GatewayConfig
 from prfaas_net.gateway.fleet import Fleet
+from prfaas_net.gateway.follower import Follower
 from prfaas_net.gateway.http import HttpApi
 from prfaas_net.gateway.instruments import GatewayMetrics
 from prfaas_net.gateway.lifecycle import Lifecycle
@@ -60,8 +62,7 @@ class Gateway:
         self._tokenizer = tokenizer
         self._session: aiohttp.ClientSession | None = None
         self._fleet: Fleet | None = None
-        self._caches: CacheWatch | None = None
-        self._states: StateWatch | None = None
+        self._followers: list[Follower] = []
         self._lifecycle: Lifecycle | None = None
         self._runner: web.AppRunner | None = None
 
@@ -113,18 +114,17 @@ class Gateway:
             config.fleet,
             observe=self._note,
         )
-        self._caches = CacheWatch(self._fleet.nodes, client, self.clock)
-        self._states = StateWatch(self._fleet.nodes, client, self._note, self._own_tokens)
-        self._lifecycle = Lifecycle(
-            Services(self.router, self._fleet, client, self._caches, self.clock, config.ttft_limit)
-        )
+        caches = CacheWatch(self._fleet.nodes, client, self.clock)
+        self._followers = [caches, StateWatch(self._fleet.nodes, client, self._note, self._own_tokens)]
+        desk = CacheDesk(caches, self.router, self.clock)
+        self._lifecycle = Lifecycle(Services(self.router, self._fleet, client, desk, self.clock, config.ttft_limit))
         self._fleet.on_restart = self._lifecycle.abort_node
         client.on_unreachable = self._fleet.suspect
         try:
             await self._listen(self._application(self._fleet, self._lifecycle))
             await self._fleet.start()
-            self._caches.start()
-            self._states.start()
+            for follower in self._followers:
+                follower.start()
         except BaseException:
             await self.stop()
             raise
@@ -136,14 +136,14 @@ class Gateway:
             self._lifecycle.abort_all()
         if self._runner is not None:
             await self._runner.cleanup()
-        for follower in (self._caches, self._states):
-            if follower is not None:
-                await follower.stop()
+        for follower in self._followers:
+            await follower.stop()
         if self._fleet is not None:
             await self._fleet.stop()
         if self._session is not None:
             await self._session.close()
-        self._runner = self._fleet = self._caches = self._states = self._lifecycle = self._session = None
+        self._followers = []
+        self._runner = self._fleet = self._lifecycle = self._session = None
 
     async def serve_until(self, stop: asyncio.Event) -> None:
         """Start, serve until ``stop`` is set, stop."""
@@ -173,6 +173,7 @@ class Gateway:
         serving = Serving(self.config, self._tokenizer, lifecycle, self.instruments)
         app = web.Application(middlewares=[surroundings.middleware], client_max_size=self.config.max_body)
         app.add_routes(HttpApi(self.config, serving, fleet, self.instruments).routes())
+        app.router.add_get("/v1/cache", lifecycle.services.desk.handle)
         app.on_response_prepare.append(surroundings.echo_id)
         return app
 

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from prfaas_net.cache.keys import PrefixScope, prefix_keys
+from prfaas_net.congestion.verdict import LinkState
+from prfaas_net.scheduling import KvSize, LinkSeen, NodeProfile, NodeSeen, PiecewiseLinear, Role
 from tests.gateway.conftest import Bench, open_bench
 from tests.gateway.fakes import LAYOUT, FakeNode
 from tests.gateway.feeds import FeedScript
@@ -48,10 +50,10 @@ def stored_rows(n_blocks: int) -> Event:
 
 
 @asynccontextmanager
-async def scripted() -> AsyncIterator[tuple[Bench, CacheScript]]:
+async def scripted(**settings: Any) -> AsyncIterator[tuple[Bench, CacheScript]]:
     """A gateway whose PrfaaS prefill node tells of its cache."""
     scripts: list[CacheScript] = []
-    async with open_bench(prepare=lambda fleet: scripts.append(CacheScript(fleet.far))) as bench:
+    async with open_bench(prepare=lambda fleet: scripts.append(CacheScript(fleet.far)), **settings) as bench:
         yield bench, scripts[0]
         scripts[0].end()
 
@@ -145,3 +147,35 @@ async def test_a_node_that_claims_nonsense_fails_the_request(bench: Bench, lie: 
     status, answer, _ = await bench.post("/v1/completions", {"prompt": PROMPT})
     assert status == 502
     assert "cached_tokens" in answer["error"]["message"]
+
+
+async def test_what_is_held_and_what_had_better_be_moved_is_shown() -> None:
+    """A hot prefix on the one PrfaaS node: no second node to replicate to, so nothing is advised; all is counted."""
+    async with scripted() as (bench, script):
+        assert (await bench.get("/v1/cache"))[1]["enabled"] is False
+        script.snapshot(6, (1, 4))
+        await comes_to(bench, {"prfaas": 20})
+        status, body = await bench.get("/v1/cache")
+        assert status == 200
+        assert body["nodes"]["prfaas-0"] == {"cluster": "prfaas", "blocks": 8}
+        assert body["counters"]["snapshots"] == 1
+        assert body["counters"]["advice_uses"] >= 1
+        assert body["advice"] == []
+
+
+async def test_a_prefix_that_is_hot_in_another_cluster_is_advised_to_be_copied() -> None:
+    """Used at home, held only far away, dear to compute and cheap to move."""
+    async with scripted(policy="local") as (bench, script):
+        script.snapshot(6, (1, 4))
+        await comes_to(bench, {"prfaas": 20})
+        router = bench.gateway.router
+        router.predictor.kv = KvSize(1000.0, 100.0)
+        router.observe(LinkSeen("prfaas", "pd", LinkState.CLEAR, 1e9), now=0.0)
+        slow = NodeProfile("slow", PiecewiseLinear.straight(1.0, 1.0))
+        router.observe(NodeSeen("pd-prefill-0", "pd", Role.PREFILL, 4096, 64, slow), now=0.0)
+        for _ in range(20):
+            await cached(bench)
+            router.state.nodes["pd-prefill-0"].correction.pace = router.state.nodes["pd-prefill-0"].shared.pace = 1.0
+        (advice,) = (await bench.get("/v1/cache"))[1]["advice"]
+        assert (advice["kind"], advice["source"], advice["target_cluster"]) == ("CopyPrefix", "prfaas-0", "pd")
+        assert (advice["n_tokens"], advice["keys"]) == (20, KEYS[: 16 * 5].hex())
