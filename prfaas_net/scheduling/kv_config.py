@@ -112,6 +112,9 @@ def _row_bytes(config: _Config, prefix: str, kv_bytes: int) -> int:
     if config.get("kv_lora_rank") is not None and not prefix:
         return (config.number("kv_lora_rank") + config.number("qk_rope_head_dim")) * kv_bytes
     heads = config.number(*([f"{prefix}num_key_value_heads"] if prefix else []), "num_key_value_heads")
+    if prefix and config.get("model_type") == "mimo_v2_flash" and config.get("swa_num_key_value_heads") is None:
+        # transformers' form of its configuration leaves out that windows have twice as many heads.
+        heads *= 2
     dim = _head_dim(config, prefix)
     value_dim = config.number(*([f"{prefix}v_head_dim"] if prefix else []), "v_head_dim", default=dim)
     return heads * (dim + value_dim) * kv_bytes
@@ -144,5 +147,7 @@ def _linear_bytes(config: _Config, kv_bytes: int) -> int:
     dim = config.number("linear_head_dim", "head_dim", default=_head_dim(config))
     size = heads * dim * dim * STATE_BYTES
     taps = config.get("linear_conv_kernel_dim", "short_conv_kernel_size")
+    if taps is None and config.get("model_type") == "bailing_hybrid":
+        taps = 4  # KDA, whose configuration may leave it out
     # Lightning attention has no convolution.
     return size + (3 * heads * dim * (taps - 1) * kv_bytes if taps else 0)

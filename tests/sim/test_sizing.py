@@ -10,12 +10,15 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from engine.families import model_spec
+from engine.jsonfile import JsonObject
 from prfaas_net.cli.plan import plan
 from prfaas_net.errors import ConfigError
 from prfaas_net.scheduling import Estimate, kv_size_of_config
 from prfaas_net.sim.case_study import GBPS, paper, paper_workload, profile
 from prfaas_net.sim.catalogue import PAPER_MODEL, load_model, load_profile, model_names
 from prfaas_net.sim.sizing import Sizing, default_price, parse_lengths, size
+from tests.engine.recipes import CONFIGS
 
 GQA = {"num_hidden_layers": 2, "num_key_value_heads": 4, "head_dim": 128}
 RUNNER = CliRunner()
@@ -91,6 +94,16 @@ def test_families_are_read_by_what_their_configurations_say() -> None:
     assert kv_size_of_config(GQA | {"sliding_window": 64, "use_sliding_window": False}).window_tokens == 0
     period = kv_size_of_config(GQA | head | {"num_hidden_layers": 9, "layer_group_size": 4})
     assert period.bytes_per_token == 3 * 4 * 16 * 2
+
+
+@pytest.mark.parametrize("family", sorted(CONFIGS))
+def test_sizes_agree_with_what_the_engine_allocates(family: str) -> None:
+    """For every family that the engine runs: the same bytes, below and above any window."""
+    body = {"model_type": family, "vocab_size": 64, **CONFIGS[family]}
+    layout = model_spec(JsonObject("config.json", body)).layout("any", "any")
+    kv = kv_size_of_config(body, kv_bytes=4)
+    for tokens in (5, 700):
+        assert kv(tokens) == sum(layout.kv_bytes(tokens).values())
 
 
 def sizing(name: str = PAPER_MODEL, link_gbps: float = 100, **more: Any) -> Sizing:
