@@ -11,6 +11,7 @@ import numpy as np
 
 from prfaas_net.errors import ConfigError
 from prfaas_net.sim.compare import DEFAULT_POLICY, Cell, run_cell
+from prfaas_net.sim.result import SimResult
 
 __all__ = ["draw"]
 
@@ -19,7 +20,7 @@ DETAIL_REQUESTS = 4000
 
 
 def draw(cells: Sequence[Cell], directory: Path, report: dict[str, Any]) -> list[Path]:
-    """TTFT CDF, goodput against load, link use and offloaded share over time.
+    """TTFT CDF, throughput against SLO, goodput against load, link use and offloaded share over time.
 
     Raises:
         ConfigError: matplotlib is not installed.
@@ -32,9 +33,22 @@ def draw(cells: Sequence[Cell], directory: Path, report: dict[str, Any]) -> list
     except ImportError as error:
         raise ConfigError("plots need matplotlib", do="pip install 'prfaas-net[plots]'") from error
     directory.mkdir(parents=True, exist_ok=True)
-    paths = [_cdf(cells, directory, plt), _goodput(report, directory, plt), _timeline(cells, directory, plt)]
+    runs = _runs(cells)
+    paths = [
+        _cdf(cells, runs, directory, plt),
+        _within_limit(cells, runs, directory, plt),
+        _goodput(report, directory, plt),
+        _timeline(cells, directory, plt),
+    ]
     plt.close("all")
     return paths
+
+
+def _runs(cells: Sequence[Cell]) -> dict[str, SimResult]:
+    """Every policy at the highest load of the first workload and link."""
+    first, load = cells[0], max(cell.load for cell in cells)
+    shorter = replace(first, load=load, requests=min(first.requests, DETAIL_REQUESTS))
+    return {name: run_cell(replace(shorter, policy=name))[1] for name in dict.fromkeys(cell.policy for cell in cells)}
 
 
 def _save(figure: Any, path: Path) -> Path:
@@ -43,17 +57,29 @@ def _save(figure: Any, path: Path) -> Path:
     return path
 
 
-def _cdf(cells: Sequence[Cell], directory: Path, plt: Any) -> Path:
-    """How TTFT is distributed, at the highest load of the first workload and link."""
-    first, load = cells[0], max(cell.load for cell in cells)
+def _cdf(cells: Sequence[Cell], runs: dict[str, SimResult], directory: Path, plt: Any) -> Path:
+    """How TTFT is distributed."""
     figure, axes = plt.subplots()
-    for name in dict.fromkeys(cell.policy for cell in cells):
-        cell = replace(first, policy=name, load=load, requests=min(first.requests, DETAIL_REQUESTS))
-        times = np.sort(np.asarray(run_cell(cell)[1].ttft_s))
+    for name, result in runs.items():
+        times = np.sort(np.asarray(result.ttft_s))
         axes.plot(times, np.arange(1, len(times) + 1) / len(times), label=name)
-    axes.set(xlabel="TTFT, s", ylabel="share of requests", xscale="log", title=_title(first, load))
+    title = _title(cells[0], max(cell.load for cell in cells))
+    axes.set(xlabel="TTFT, s", ylabel="share of requests", xscale="log", title=title)
     axes.legend()
     return _save(figure, directory / "ttft_cdf.png")
+
+
+def _within_limit(cells: Sequence[Cell], runs: dict[str, SimResult], directory: Path, plt: Any) -> Path:
+    """Throughput against SLO: requests/s whose first token comes within a limit, over that limit."""
+    figure, axes = plt.subplots()
+    for name, result in runs.items():
+        times = np.sort(np.asarray(result.ttft_s))
+        span_s = max(result.arrived_s) - min(result.arrived_s)
+        axes.plot(times, np.arange(1, len(times) + 1) / span_s, label=name)
+    title = _title(cells[0], max(cell.load for cell in cells))
+    axes.set(xlabel="limit of TTFT, s", ylabel="requests/s within it", xlim=(0, 30), title=title)
+    axes.legend()
+    return _save(figure, directory / "throughput_by_limit.png")
 
 
 def _goodput(report: dict[str, Any], directory: Path, plt: Any) -> Path:
