@@ -10,6 +10,8 @@ from prfaas_net.gateway.api_errors import error_response
 from prfaas_net.gateway.config import GatewayConfig
 from prfaas_net.scheduling.admission import overloaded
 
+from .conftest import open_bench
+
 
 @pytest.mark.parametrize(("soonest_s", "retry_after"), [(10.4, "1"), (12.3, "3"), (500.0, "60")])
 def test_a_refusal_is_429_and_says_when_to_come_back(soonest_s: float, retry_after: str) -> None:
@@ -27,3 +29,18 @@ def test_the_limit_is_off_unless_it_is_set() -> None:
     assert load_config(GatewayConfig, flags={**flags, "ttft_limit": "1500ms"}).ttft_limit == 1.5
     with pytest.raises(ConfigError, match="ttft_limit"):
         load_config(GatewayConfig, flags={**flags, "ttft_limit": 0})
+
+
+async def test_a_gateway_serves_by_prediction_and_refuses_what_would_be_late() -> None:
+    """Policy ``earliest-finish`` answers and explains; with a limit that nobody can meet, 429 comes at once."""
+    async with open_bench(policy="earliest-finish") as bench:
+        answer = await bench.complete(prompt="x" * 200, explain=True)
+        assert answer["prfaas"]["policy"] == "earliest-finish"
+        assert any("ready in" in reason for reason in answer["prfaas"]["reasons"])
+        await bench.fleet.all_idle()
+        bench.assert_nothing_held()
+    async with open_bench(policy="earliest-finish", ttft_limit=1e-4) as bench:
+        status, body, headers = await bench.post("/v1/completions", {"prompt": "x" * 200})
+        assert (status, headers["Retry-After"]) == (429, "1")
+        assert body["error"]["type"] == "rate_limit_error"
+        bench.assert_nothing_held()
