@@ -11,6 +11,8 @@ __all__ = ["LinkLoad"]
 # What share of its budget a link is counted on for while nothing was measured, by state: TCP itself backs off to 0.7
 # of its window where a queue builds (RFC 9438); a congested path is given half.
 _TRUST = {LinkState.BUILDING: 0.7, LinkState.CONGESTED: 0.5}
+# In these states too little is sent to see more: what is available is a lower bound, and the budget is counted on.
+_AT_LEAST = (LinkState.IDLE, LinkState.APP_LIMITED)
 # Below this a link carries nothing that a prediction could be made of.
 MIN_BPS = 1e3
 
@@ -54,6 +56,8 @@ class LinkLoad:
         rate = self.available_bps
         if rate <= 0.0:
             rate = self.budget_bps * _TRUST.get(self.state, 1.0)
+        elif self.state in _AT_LEAST and self.budget_bps > rate:
+            rate = self.budget_bps
         elif self.budget_bps and rate > self.budget_bps:
             rate = self.budget_bps
         return max(MIN_BPS, rate) if rate > 0.0 else 0.0

@@ -215,6 +215,17 @@ def test_a_congested_link_without_a_measure_is_counted_on_for_half() -> None:
     assert load.rate_bps == 100 * G
 
 
+def test_a_link_that_has_little_to_send_is_counted_on_for_its_budget() -> None:
+    """What an idle link was seen to carry is a lower bound; only without a budget is it all there is."""
+    router = fleet()
+    load = router.state.links["prfaas", "pd"]
+    for state in (LinkState.IDLE, LinkState.APP_LIMITED):
+        link(router, state=state, bps=1 * G)
+        assert load.rate_bps == 100 * G
+    load.budget_bps = 0.0
+    assert load.rate_bps == 1 * G
+
+
 def test_others_queues_count_too() -> None:
     """What another gateway has put there, as the node says."""
     router = fleet()
