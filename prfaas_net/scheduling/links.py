@@ -53,11 +53,9 @@ class LinkLoad:
     @property
     def rate_bps(self) -> float:
         """What is counted on, in bits/s; 0 where the link was never described."""
-        rate = self.available_bps
+        rate, budget = self.available_bps, self.budget_bps
         if rate <= 0.0:
-            rate = self.budget_bps * _TRUST.get(self.state, 1.0)
-        elif self.state in _AT_LEAST and self.budget_bps > rate:
-            rate = self.budget_bps
-        elif self.budget_bps and rate > self.budget_bps:
-            rate = self.budget_bps
+            rate = budget * _TRUST.get(self.state, 1.0)
+        elif budget and (rate > budget or self.state in _AT_LEAST):
+            rate = budget
         return max(MIN_BPS, rate) if rate > 0.0 else 0.0
