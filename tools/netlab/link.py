@@ -83,12 +83,13 @@ class Link:
 
     def close(self) -> None:
         """End what was started in the namespaces, and take everything away."""
-        self._end_children()
+        self.end_processes()
         self._backend.close()
         for space in (self.a.space, self.b.space, self._router):
             remove_space(space)
 
-    def _end_children(self) -> None:
+    def end_processes(self) -> None:
+        """End what was started on both sides."""
         for child in self._children:
             if isinstance(child, Child):
                 child.close()
@@ -117,7 +118,7 @@ class Link:
             ecn: new connections negotiate congestion marks.
             ways: settings by way, ``ab={...}`` and ``ba={...}``.
         """
-        self._end_children()
+        self.end_processes()
         fresh = {way: Way() for way in WAYS}
         for way, settings in ways.items():
             fresh = change(fresh, way, dict(settings))

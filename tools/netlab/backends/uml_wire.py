@@ -8,6 +8,7 @@ A process of its own, for the timer that it is: see :func:`_nudge`.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import select
 import signal
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,8 @@ _MEMORY = "512M"
 _VECTOR = "transport=tap,ifname=port{0},depth=128,gro=1"
 _BOOT_LIMIT_S, _ANSWER_LIMIT_S, _END_LIMIT_S = 50.0, 15.0, 2.0
 _NUDGE_S = 0.002
+# A busy console answers within milliseconds; one that has not for this long is asked again.
+_WAKE_S = 0.25
 _PR_SET_TIMERSLACK = 29
 _SAID = 40
 
@@ -54,6 +58,7 @@ class Wire:
         )
         self._unread = b""
         self._said: list[str] = []
+        self._number = 0
         self._stop = threading.Event()
         self._nudging = threading.Thread(target=self._nudge, daemon=True)
 
@@ -63,10 +68,14 @@ class Wire:
         Raises:
             OSError: it did not come up, with its last words.
         """
-        self._until("READY", _BOOT_LIMIT_S)
-        missing = [line for line in self._said if line.startswith("no module")]
-        if missing:
-            raise OSError("; ".join(missing))
+        try:
+            for line in self._lines(_BOOT_LIMIT_S):
+                if line.startswith("no module"):
+                    raise OSError(line)
+                if line.startswith("READY"):
+                    break
+        except OSError as error:
+            raise OSError(f"{UML} did not boot: {error}; its last words: {' | '.join(self._said)}") from error
         self._nudging.start()
 
     def _nudge(self) -> None:
@@ -76,37 +85,55 @@ class Wire:
         while not self._stop.wait(_NUDGE_S):
             self._process.send_signal(signal.SIGIO)
 
-    def _until(self, word: str, limit_s: float) -> list[str]:
+    def _lines(self, limit_s: float, wake_s: float = math.inf) -> Iterator[str]:
+        """What the console says, line by line.
+
+        Args:
+            wake_s: after so long without a word, press return, as one would: it happens that User Mode Linux does not
+                notice a line before the next one comes.
+        """
         assert self._process.stdout is not None
+        assert self._process.stdin is not None
         fd, give_up_s = self._process.stdout.fileno(), time.monotonic() + limit_s
-        lines: list[str] = []
         while True:
             while b"\n" in self._unread:
                 raw, self._unread = self._unread.split(b"\n", 1)
-                lines.append(raw.decode(errors="replace").strip())
-                self._said = [*self._said, lines[-1]][-_SAID:]
-                if lines[-1].startswith(word):
-                    return lines
-            more = b""
-            if select.select([fd], (), (), max(0.0, give_up_s - time.monotonic()))[0]:
-                more = os.read(fd, 1 << 16)
+                line = raw.decode(errors="replace").strip()
+                self._said = [*self._said, line][-_SAID:]
+                yield line
+            left_s = give_up_s - time.monotonic()
+            if left_s <= 0:
+                raise OSError(f"no answer in {limit_s:g} s")
+            if not select.select([fd], (), (), min(left_s, wake_s))[0]:
+                if wake_s < math.inf:
+                    self._process.stdin.write(b"\n")
+                continue
+            more = os.read(fd, 1 << 16)
             if not more:
-                raise OSError(f"{UML} said no {word} in {limit_s:g} s; its last words: " + " | ".join(self._said))
+                raise OSError(f"{UML} has ended")
             self._unread += more
 
     def run(self, line: str) -> str:
         """One command inside; what it printed.
 
         Raises:
-            OSError: it failed.
+            OSError: it failed, or there was no answer; a late one is not taken for that of the next command.
         """
         assert self._process.stdin is not None
-        self._process.stdin.write(line.encode() + b"\n")
-        # The console echoes what is typed.
-        *printed, result = [said for said in self._until("RC=", _ANSWER_LIMIT_S) if said != line]
-        if result != "RC=0":
-            raise OSError(f"{line!r} inside {UML}: {result} {' '.join(printed)}")
-        return "\n".join(printed)
+        self._number += 1
+        self._process.stdin.write(f"{self._number} {line}\n".encode())
+        printed: list[str] = []
+        for said in self._lines(_ANSWER_LIMIT_S, _WAKE_S):
+            if not said.startswith("RC "):
+                printed.append(said)
+                continue
+            _, number, status = said.split()
+            if number == str(self._number):
+                if status != "0":
+                    raise OSError(f"{line!r} inside {UML}: status {status}, {' '.join(printed)}")
+                return "\n".join(printed)
+            printed.clear()  # of a command that was given up
+        raise OSError(f"{UML} has ended")
 
     def close(self) -> None:
         """SIGTERM, on which it ends its own children; SIGKILL for all of them if it does not."""
