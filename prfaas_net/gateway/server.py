@@ -16,7 +16,9 @@ from prfaas_net.gateway.cache_desk import CacheDesk
 from prfaas_net.gateway.cache_watch import CacheWatch
 from prfaas_net.gateway.calls import NodeClient
 from prfaas_net.gateway.config import GatewayConfig
+from prfaas_net.gateway.dashboard import Dashboard
 from prfaas_net.gateway.fleet import Fleet
+from prfaas_net.gateway.fleet_view import FleetView
 from prfaas_net.gateway.follower import Follower
 from prfaas_net.gateway.http import HttpApi
 from prfaas_net.gateway.instruments import GatewayMetrics
@@ -63,6 +65,7 @@ class Gateway:
         self._session: aiohttp.ClientSession | None = None
         self._fleet: Fleet | None = None
         self._followers: list[Follower] = []
+        self._view: FleetView | None = None
         self._lifecycle: Lifecycle | None = None
         self._runner: web.AppRunner | None = None
 
@@ -115,13 +118,15 @@ class Gateway:
             observe=self._note,
         )
         caches = CacheWatch(self._fleet.nodes, client, self.clock)
-        self._followers = [caches, StateWatch(self._fleet.nodes, client, self._note, self._own_tokens)]
+        states = StateWatch(self._fleet.nodes, client, self._note, self._own_tokens)
+        self._followers = [caches, states]
+        self._view = FleetView(config.model, self.router, self._fleet, states, caches, self.clock)
         desk = CacheDesk(caches, self.router, self.clock)
         self._lifecycle = Lifecycle(Services(self.router, self._fleet, client, desk, self.clock, config.ttft_limit))
         self._fleet.on_restart = self._lifecycle.abort_node
         client.on_unreachable = self._fleet.suspect
         try:
-            await self._listen(self._application(self._fleet, self._lifecycle))
+            await self._listen(self._application(self._fleet, self._lifecycle, self._view))
             await self._fleet.start()
             for follower in self._followers:
                 follower.start()
@@ -142,7 +147,7 @@ class Gateway:
             await self._fleet.stop()
         if self._session is not None:
             await self._session.close()
-        self._followers = []
+        self._followers, self._view = [], None
         self._runner = self._fleet = self._lifecycle = self._session = None
 
     async def serve_until(self, stop: asyncio.Event) -> None:
@@ -162,18 +167,23 @@ class Gateway:
         if isinstance(event, NodeSeen) and self._fleet is not None:
             self.router.predictor.kv = self._fleet.kv_size
         self.router.observe(event, now=self.clock.now())
+        if self._view is not None:
+            self._view.note(event)
 
     def _own_tokens(self, node_id: str) -> int:
         node = self.router.state.nodes.get(node_id)
         return 0 if node is None else node.pending_tokens
 
-    def _application(self, fleet: Fleet, lifecycle: Lifecycle) -> web.Application:
+    def _application(self, fleet: Fleet, lifecycle: Lifecycle, view: FleetView) -> web.Application:
         keys = [key.get_secret_value() for key in self.config.api_keys]
         surroundings = Surroundings(self.instruments, keys)
         serving = Serving(self.config, self._tokenizer, lifecycle, self.instruments)
+        serving.on_end = view.served
         app = web.Application(middlewares=[surroundings.middleware], client_max_size=self.config.max_body)
         app.add_routes(HttpApi(self.config, serving, fleet, self.instruments).routes())
         app.router.add_get("/v1/cache", lifecycle.services.desk.handle)
+        app.router.add_get("/v1/fleet", view.handle)
+        app.router.add_get("/", Dashboard().handle)
         app.on_response_prepare.append(surroundings.echo_id)
         return app
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import orjson
@@ -46,6 +46,9 @@ class Serving:
 
     Args:
         tokenizer: text to tokens and back, for the one model that is served.
+
+    Attributes:
+        on_end: told the record of every request that was decided on, once it is over.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Serving:
     ) -> None:
         self.intake = Intake(config, tokenizer, lifecycle.services)
         self.records = RecentRecords()
+        self.on_end: Callable[[RequestRecord], None] = lambda record: None
         self._config = config
         self._tokenizer = tokenizer
         self._lifecycle = lifecycle
@@ -87,6 +91,7 @@ class Serving:
     def _account(self, record: RequestRecord) -> None:
         """Count and log a request that was decided on and is over."""
         cluster = record.prefilled_in
+        self.on_end(record)
         self._instruments.served(record, self._lifecycle.services.router.state.kind_of(cluster) if cluster else None)
         log.info(
             "request %s: %d prompt tokens prefilled in %s, %d tokens answered, ttft %s, %s",

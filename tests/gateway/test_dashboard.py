@@ -1,0 +1,183 @@
+"""The page at ``/`` shows the fleet, in a real browser: all of it, readable, nothing over anything else.
+
+Screenshots are left under ``build/dashboard/``.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gateway.browser import CHROMIUM, Tab, open_tab
+from tests.gateway.conftest import Bench, open_bench
+from tests.gateway.feeds import FeedScript
+from tests.gateway.test_state_watch import link
+from tests.waiting import until
+
+SCREENSHOTS = Path(__file__).parents[2] / "build" / "dashboard"
+KEY = "a-key-of-the-test"
+in_chromium = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (apt-get install chromium)")
+
+# Every piece of text with the box that it takes; of SVG and HTML alike.
+TEXTS = """
+(() => {
+  const found = [], walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode, range = document.createRange();
+    if (!node.textContent.trim() || ["SCRIPT", "STYLE", "title"].includes(node.parentElement.tagName)) continue;
+    range.selectNodeContents(node);
+    const box = range.getBoundingClientRect();
+    const svg = node.parentElement.ownerSVGElement, frame = (svg || node.parentElement).getBoundingClientRect();
+    const cut = svg ? box.left < frame.left - 1 || box.right > frame.right + 1
+      : node.parentElement.scrollWidth > node.parentElement.clientWidth + 1 && node.parentElement.clientWidth > 0;
+    if (box.width > 0) found.push({text: node.textContent, left: box.left, right: box.right, top: box.top,
+      bottom: box.bottom, cut, size: parseFloat(getComputedStyle(node.parentElement).fontSize)});
+  }
+  return found;
+})()
+"""
+
+
+@dataclass
+class Shown:
+    """A browser, and the gateway it looks at."""
+
+    bench: Bench
+    tab: Tab
+    links: FeedScript
+
+
+def clashes(texts: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Pairs of texts that lie over each other by more than a pixel."""
+    found = []
+    for i, a in enumerate(texts):
+        for b in texts[i + 1 :]:
+            wide = min(a["right"], b["right"]) - max(a["left"], b["left"])
+            high = min(a["bottom"], b["bottom"]) - max(a["top"], b["top"])
+            # Boxes of lines are higher than their letters.
+            if wide > 1 and high > 4:
+                found.append((a["text"], b["text"]))
+    return found
+
+
+@asynccontextmanager
+async def shown(tmp_path: Path) -> AsyncIterator[Shown]:
+    """A gateway with a key that has answered requests, whose links have had their ups and downs."""
+    feeds: list[FeedScript] = []
+
+    def prepare(fleet: Any) -> None:
+        feeds.extend(FeedScript(node, "/v1/state/events") for node in (fleet.far, fleet.near))
+
+    async with open_bench(prepare=prepare, api_keys=[KEY], policy="threshold") as bench:
+        bench.http.headers["Authorization"] = f"Bearer {KEY}"
+        rng = random.Random(1)
+        for _ in range(24):
+            await bench.complete(prompt="x" * round(10 ** rng.uniform(1, 3.4)), max_tokens=2)
+        told: dict[str, Any] = {"available_bps": 94.2e6, "budget_bps": 1e8, "goodput_bps": 61.7e6, "base_rtt_s": 0.02}
+        told |= {"queueing_delay_s": 0.0041, "retransmitted_share": 0.0031, "cause": "ours"}
+        for queue_tokens, state in enumerate(("clear", "building", "congested", "clear"), start=12_400):
+            feeds[0].say({"event": "state", "queue_tokens": queue_tokens, "links": [link(state, **told)]})
+        far = bench.gateway.router.state.nodes["prfaas-0"]
+        await until(lambda: far.foreign_tokens == 12_403)
+        inner = link("app-limited", goodput_bps=3.2e9, available_bps=9.4e9, base_rtt_s=0.0002)
+        feeds[1].say({"event": "state", "queue_tokens": 800, "links": [inner]})
+        await until(lambda: bench.gateway.router.state.nodes["pd-prefill-0"].foreign_tokens == 800)
+        async with open_tab(tmp_path / "profile") as tab:
+            yield Shown(bench, tab, feeds[0])
+        for feed in feeds:
+            feed.end()
+
+
+def keep(name: str, picture: bytes) -> None:
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    (SCREENSHOTS / name).write_bytes(picture)
+
+
+async def give_key(tab: Tab, key: str) -> None:
+    await tab.until("document.body.dataset.ready === 'key'")
+    await tab.evaluate(
+        f"document.getElementById('key').value = '{key}'; document.querySelector('form').requestSubmit()"
+    )
+
+
+@in_chromium
+async def test_it_shows_the_fleet_at_every_size(tmp_path: Path) -> None:
+    """Nodes, links, requests, verdicts and figures; on a desk and on a phone, by day and by night."""
+    async with shown(tmp_path) as page:
+        tab = page.tab
+        for width, height, dark in ((1280, 800, False), (1280, 800, True), (390, 844, False), (390, 844, True)):
+            await tab.look(page.bench.gateway.url, width, height, dark=dark)
+            await give_key(tab, KEY)
+            await tab.until("document.body.dataset.ready === 'true'")
+            keep(f"{width}x{height}-{'dark' if dark else 'light'}.png", await tab.screenshot())
+            nodes = await tab.evaluate("[...document.querySelectorAll('[data-node]')].map(n => n.dataset.node)")
+            assert sorted(nodes) == ["pd-decode-0", "pd-prefill-0", "prfaas-0"]
+            assert await tab.evaluate("document.querySelectorAll('#topology path').length") == 2
+            assert await tab.evaluate("document.querySelectorAll('#scatter circle').length") == 24
+            assert await tab.evaluate("document.querySelectorAll('.strip rect').length") == 5
+            text = await tab.evaluate("document.body.innerText")
+            for words in ("61.7 Mbps", "94.2 Mbps", "24.1 ms", "0.31 %", "clear", "app-limited", "12.4K", "fake"):
+                assert words in text, words
+            assert await tab.evaluate("document.documentElement.scrollWidth") <= width
+            texts = await tab.evaluate(TEXTS)
+            assert not clashes(texts)
+            assert not [item["text"] for item in texts if item["cut"] or "…" in item["text"]]
+            assert min(item["size"] for item in texts) >= 11
+            assert min(item["left"] for item in texts) >= 0 and max(item["right"] for item in texts) <= width
+        assert not tab.problems
+
+
+@in_chromium
+async def test_it_is_live(tmp_path: Path) -> None:
+    """A link that goes down, a node that dies and a new request are seen without a click."""
+    async with shown(tmp_path) as page:
+        tab, bench = page.tab, page.bench
+        await tab.look(bench.gateway.url, 1280, 800)
+        await give_key(tab, KEY)
+        await tab.until("document.body.dataset.ready === 'true'")
+        page.links.say({"event": "state", "queue_tokens": 0, "links": [link("down")]})
+        await bench.complete(prompt="one more", max_tokens=1)
+        await bench.fleet.near.stop()
+        await tab.until("document.querySelector('#links .row:nth-child(2) .state').textContent === 'down'")
+        await tab.until("document.querySelectorAll('#scatter circle').length === 25")
+        await tab.until("document.querySelector('[data-node=\"pd-prefill-0\"]').dataset.up === 'false'")
+        await tab.until("document.getElementById('status').textContent === '1 of 3 nodes down'")
+        assert not clashes(await tab.evaluate(TEXTS))
+        keep("1280x800-trouble.png", await tab.screenshot())
+
+
+@in_chromium
+async def test_a_key_is_asked_for_and_kept_nowhere(tmp_path: Path) -> None:
+    """A wrong one shows nothing; a right one is in no storage, and gone when the page is loaded again."""
+    async with shown(tmp_path) as page:
+        tab = page.tab
+        await tab.look(page.bench.gateway.url, 1280, 800)
+        await give_key(tab, "a-wrong-key")
+        await tab.until("document.getElementById('status').textContent.includes('not known')")
+        assert "prfaas-0" not in await tab.evaluate("document.documentElement.outerHTML")
+        await give_key(tab, KEY)
+        await tab.until("document.body.dataset.ready === 'true'")
+        assert KEY not in await tab.evaluate("document.documentElement.outerHTML + document.cookie + location.href")
+        assert await tab.evaluate("localStorage.length + sessionStorage.length") == 0
+        assert await tab.evaluate("document.getElementById('key').value") == ""
+        await tab.call("Page.reload")
+        await tab.until("document.body.dataset.ready === 'key'")
+
+
+async def test_the_page_needs_nobody_else() -> None:
+    """Nothing is loaded from anywhere; only its own script may run, and it may ask only its own gateway."""
+    async with open_bench() as bench, bench.http.get(bench.gateway.url) as answer:
+        page, policy = await answer.text(), answer.headers["Content-Security-Policy"]
+    assert answer.content_type == "text/html"
+    assert not re.findall(r"""(?:src|href)=["'](?!data:)""", page)
+    assert "@import" not in page and "url(" not in page
+    assert set(re.findall(r"https?://[^\s\"'`]+", page)) <= {"http://www.w3.org/2000/svg"}
+    assert "default-src 'none'" in policy and "connect-src 'self'" in policy
+    assert re.search(r"script-src 'sha256-[\w+/=]{44}'", policy)
