@@ -125,7 +125,6 @@ def test_changes_in_place_lose_and_reorder_nothing(netlab_link: Link) -> None:
     assert passed.numbers == list(range(1200))
 
 
-@on_every_backend
 def test_loss_shows_in_what_the_kernel_says(netlab_link: Link) -> None:
     """Retransmits of a real TCP move with it, and not before."""
     netlab_link.set(rate_bps=50e6, delay_ms=5, queue_bytes=1 << 20)
@@ -140,7 +139,6 @@ def test_loss_shows_in_what_the_kernel_says(netlab_link: Link) -> None:
     assert 0.005 < again / sent < 0.15
 
 
-@on_every_backend
 def test_a_delay_shows_in_what_the_kernel_says(netlab_link: Link) -> None:
     """The smallest round trip is both delays together, and not much more."""
     netlab_link.set("ab", delay_ms=15)
@@ -167,7 +165,6 @@ def test_marks_take_the_place_of_losses(netlab_link: Link) -> None:
     assert said["total_retrans"] * 100 < said["delivered"]
 
 
-@on_every_backend
 def test_a_sender_that_does_not_ask_gets_no_marks(netlab_link: Link) -> None:
     """What it cannot understand is not said to it."""
     netlab_link.set("ab", rate_bps=20e6, delay_ms=5, queue_bytes=256 << 10, mark_bytes=32 << 10)
@@ -178,7 +175,6 @@ def test_a_sender_that_does_not_ask_gets_no_marks(netlab_link: Link) -> None:
     assert said["delivered_ce"] == 0
 
 
-@on_every_backend
 def test_a_competitor_takes_its_share_and_goes(netlab_link: Link) -> None:
     """A flow that is paced to 40 of 50 Mbps keeps it alone, and loses a part of it to two others."""
     netlab_link.set(rate_bps=50e6, delay_ms=5, queue_bytes=128 << 10)
@@ -200,7 +196,6 @@ def test_a_competitor_takes_its_share_and_goes(netlab_link: Link) -> None:
     assert shares[2] > shares[1] + 0.15
 
 
-@on_every_backend
 def test_bursts_come_and_pause(netlab_link: Link) -> None:
     """In tenths of a second there is traffic, and there is none."""
     netlab_link.set(rate_bps=50e6, delay_ms=2, queue_bytes=128 << 10)
