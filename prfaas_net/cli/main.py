@@ -7,7 +7,7 @@ import sys
 import typer
 
 from prfaas_net import __version__
-from prfaas_net.cli import bench, doctor, gateway, node, plan, probe, relay, sim, up
+from prfaas_net.cli import bench, doctor, gateway, node, plan, probe, relay, sim, top, up
 from prfaas_net.errors import PrfaasError
 
 __all__ = ["app", "run"]
@@ -28,6 +28,7 @@ app.command("prefill")(node.prefill)
 app.command("decode")(node.decode)
 app.command("gateway")(gateway.gateway)
 app.command("relay")(relay.relay)
+app.command("top")(top.top)
 app.command("doctor")(doctor.doctor)
 app.command("probe")(probe.command)
 app.add_typer(bench.app, name="bench")
