@@ -76,7 +76,11 @@ def _reaching(node: str) -> Iterator[None]:
 
 
 class NodeStream:
-    """The events of one call. Closing it cancels the call on the node."""
+    """The events of one call. Closing it cancels the call on the node.
+
+    Attributes:
+        broken: the call itself failed, and not something that the node told of.
+    """
 
     def __init__(
         self,
@@ -86,6 +90,7 @@ class NodeStream:
         limit_bytes: int = MAX_LINE_BYTES,
     ) -> None:
         self.node_id = node_id
+        self.broken = False
         self._response = response
         self._calling = calling
         self._buffer = LineBuffer(limit_bytes)
@@ -111,6 +116,7 @@ class NodeStream:
             LinkError: the connection broke, or the answer ended without a last event.
             ProtocolError: a line is not an event.
         """
+        self.broken = True
         while not self._lines:
             with self._calling():
                 data = await self._response.content.readany()
@@ -122,7 +128,14 @@ class NodeStream:
                     node=self.node_id,
                 )
             self._lines.extend(self._buffer.feed(data))
-        return self._parse(self._lines.popleft())
+        event = self._parse(self._lines.popleft())
+        self.broken = False
+        if event["event"] == "error":
+            error = error_from_wire(event.get("error"))
+            error.ids.setdefault("node", self.node_id)
+            raise error
+        self._ended = event["event"] in ("finish", "done")
+        return event
 
     def _parse(self, line: bytes) -> dict[str, Any]:
         try:
@@ -131,11 +144,6 @@ class NodeStream:
             event = None
         if not isinstance(event, dict) or not isinstance(event.get("event"), str):
             raise ProtocolError("a node sent a line that is not an event", found=repr(line[:80]), node=self.node_id)
-        if event["event"] == "error":
-            error = error_from_wire(event.get("error"))
-            error.ids.setdefault("node", self.node_id)
-            raise error
-        self._ended = event["event"] in ("finish", "done")
         return event
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prfaas_net.gateway.record import RequestRecord
+from prfaas_net.gateway.record import RUNGS, RequestRecord
 from prfaas_net.metrics import Metrics
 from prfaas_net.scheduling import ClusterKind
 
@@ -33,6 +33,11 @@ class GatewayMetrics:
         self.kv_bytes = self.metrics.counter(
             "kv_transferred_bytes", "KVCache sent between nodes, by kind of state.", ("kind",)
         )
+        self.fallbacks = self.metrics.counter(
+            "fallbacks", "What was done when a node or a link failed a request, by rung of the ladder.", ("rung",)
+        )
+        for rung in RUNGS:
+            self.fallbacks.labels(rung)
         self.in_flight = self.metrics.gauge("requests_in_flight", "Requests being served.")
 
     def served(self, record: RequestRecord, kind: ClusterKind | None) -> None:
@@ -51,5 +56,7 @@ class GatewayMetrics:
             self.tokens.labels("prompt").inc(record.prompt_tokens)
             self.tokens.labels("cached").inc(record.cached_tokens)
             self.tokens.labels("output").inc(record.output_tokens)
+        for step in record.fallbacks:
+            self.fallbacks.labels(step.rung).inc(step.times)
         for state, n_bytes in (record.kv_bytes or {}).items():
             self.kv_bytes.labels(state).inc(n_bytes)

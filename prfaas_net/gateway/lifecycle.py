@@ -1,8 +1,9 @@
 """The life of a request, from the router's decision to one answer or one clear error.
 
-The whole life runs in one scope with one deadline. Whatever ends it early (the deadline, either node, a client that
-left, a gateway that stops) ends the scope, and the scope's end closes both node calls; since an open call owns its
-work, nothing is left behind on any node.
+The whole life runs in one scope with one deadline. A node or link that fails ends an attempt, and another one takes up
+where it ended (:mod:`prfaas_net.gateway.ladder`). Whatever else ends it early (the deadline, a client that left, a
+gateway that stops) ends the scope, and the scope's end closes the node calls; since an open call owns its work, nothing
+is left behind on any node.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from prfaas_net.errors import BusyError, DeadlineError, LinkError, PrfaasError
+from prfaas_net.gateway.ladder import WaitingRoom
 from prfaas_net.gateway.record import RequestRecord
 from prfaas_net.gateway.run import Run, Services, ServingRequest
 from prfaas_net.scheduling import RequestEnded
@@ -25,6 +27,7 @@ class Lifecycle:
     def __init__(self, services: Services) -> None:
         self.services = services
         self._runs: set[Run] = set()
+        self._room = WaitingRoom()
 
     @asynccontextmanager
     async def serve(self, request: ServingRequest, record: RequestRecord) -> AsyncIterator[Run]:
@@ -34,7 +37,7 @@ class Lifecycle:
             DeadlineError: ``request.deadline_at`` passed, inside the body as well.
             PrfaasError: the request failed, as :meth:`Run.next` or any stage before it says.
         """
-        run = Run(request, self.services, record)
+        run = Run(request, self.services, record, self._room)
         record.prompt_tokens = len(request.token_ids)
         self._runs.add(run)
         try:
@@ -62,17 +65,16 @@ class Lifecycle:
             run.abort(BusyError("the gateway is stopping", do="send the request to another gateway, or later"))
 
     def abort_node(self, node_id: str) -> None:
-        """End the requests that a node lost when it restarted."""
+        """A node restarted and lost its requests: they go on elsewhere."""
         for run in list(self._runs):
-            decision = run.decision
-            if decision is not None and node_id in (decision.prefill_node, decision.decode_node):
-                run.abort(LinkError("a node restarted and lost the request", do="send it again", node=node_id))
+            run.lost(node_id, LinkError("a node restarted and lost the request", do="send it again", node=node_id))
 
     def _ended_early(self, run: Run) -> PrfaasError:
-        """Why the scope of a run ended: its failure, or else its deadline."""
-        if run.failure is not None:
-            run.failure.ids.setdefault("request", run.request.request_id)
-            return run.failure
+        """Why the scope of a run ended: its failure, or else its deadline, which may have come for want of room."""
+        failure = run.failure or run.no_room
+        if failure is not None:
+            failure.ids.setdefault("request", run.request.request_id)
+            return failure
         stages = list(run.record.stages_s)
         return DeadlineError(
             "the request's deadline passed",

@@ -9,10 +9,42 @@ from typing import Any
 from prfaas_net.nodes.messages import TransferReport
 from prfaas_net.scheduling import Decision
 
-__all__ = ["RecentRecords", "RequestRecord"]
+__all__ = ["RUNGS", "Fallback", "RecentRecords", "RequestRecord"]
 
 # Records kept for people and dashboards to look at: about a kilobyte each.
 KEPT_RECORDS = 1000
+# What a gateway does, in this order, when an attempt at a request fails; ``no_room``: some node
+# had none, and another one or a later time was tried.
+RUNGS = ("prefill_node", "local_prefill", "decode_node", "no_room", "error")
+# Stages that are reached once, however many attempts it takes.
+LASTING_STAGES = ("tokenized", "first_token")
+
+
+@dataclass
+class Fallback:
+    """One rung of the ladder, in a request's story.
+
+    Attributes:
+        rung: one of :data:`RUNGS`.
+        at_s: since arrival.
+        failed: the side that failed, and the node; ``error``: how, in one line.
+        prefill_node, decode_node: where it went on; None where it did not.
+        answered_tokens: that the client had by then.
+        resumed: whether they were made part of the prompt; else that was run once more.
+        times: attempts that ended in the same way, one after the other.
+        stages_s: what the attempt that failed had reached, in seconds since arrival.
+    """
+
+    rung: str
+    at_s: float
+    failed: str
+    error: str
+    prefill_node: str | None = None
+    decode_node: str | None = None
+    answered_tokens: int = 0
+    resumed: bool = False
+    times: int = 1
+    stages_s: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -30,6 +62,8 @@ class RequestRecord:
         kv_bytes: of the transferred KVCache by kind of state.
         prefill_s, transfer_s, exposed_s, queued_s: as the prefill node reported them; None until it did.
         ttft_s: arrival to first token.
+        fallbacks: what was done when nodes or links failed it, in order. The other fields tell of the attempts that
+            ran the prompt itself, the last one first; those that resumed an answer only add to ``kv_bytes``.
         stages_s: seconds from arrival until each stage was reached.
     """
 
@@ -59,6 +93,27 @@ class RequestRecord:
     finish_reason: str | None = None
     error: str | None = None
     stages_s: dict[str, float] = field(default_factory=dict)
+    fallbacks: list[Fallback] = field(default_factory=list)
+
+    def reached(self, stage: str, after_s: float) -> None:
+        """Note when a stage was reached, once for each attempt."""
+        self.stages_s.setdefault(stage, after_s)
+
+    def begin_again(self) -> dict[str, float]:
+        """Another attempt begins: its stages replace those of the last one, which are returned."""
+        old, self.stages_s = self.stages_s, {}
+        self.stages_s = {stage: at_s for stage, at_s in old.items() if stage in LASTING_STAGES}
+        self.prefilled_tokens = 0
+        return {stage: round(at_s, 6) for stage, at_s in old.items() if stage not in LASTING_STAGES}
+
+    def note_fallback(self, step: Fallback) -> None:
+        """Add a rung, or count it once more."""
+        last = self.fallbacks[-1] if self.fallbacks else None
+        if last is not None and last.rung == step.rung == "no_room":
+            last.times += 1
+            last.prefill_node, last.decode_node = step.prefill_node, step.decode_node
+        else:
+            self.fallbacks.append(step)
 
     def note_decision(self, decision: Decision) -> None:
         """Take over what the router decided."""
@@ -75,11 +130,14 @@ class RequestRecord:
         self.cached_tokens = cached_tokens
         self.incremental_tokens = self.prompt_tokens - cached_tokens
 
-    def note_report(self, report: TransferReport) -> None:
+    def note_report(self, report: TransferReport, *, resumed: bool = False) -> None:
         """Take over what the transfer cost."""
+        before = self.kv_bytes or {}
+        self.kv_bytes = {kind: n_bytes + before.get(kind, 0) for kind, n_bytes in report.kv_bytes.items()}
+        if resumed:
+            return
         self.note_cached(report.cached_tokens)
         self.held_tokens = report.held_tokens
-        self.kv_bytes = dict(report.kv_bytes)
         self.connections, self.resent_chunks = report.connections, report.resent_chunks
         self.queued_s, self.prefill_s = report.queued_s, report.prefill_s
         self.transfer_s, self.exposed_s = report.transfer_s, report.exposed_s

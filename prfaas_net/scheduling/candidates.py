@@ -125,12 +125,12 @@ class Predictor:
 
         The one loop over every node of the fleet that a decision takes: what is the same for all is taken out of it.
         """
-        own, tokens = arrival.node_cached_tokens, arrival.prompt_tokens
+        own, tokens, excluded = arrival.node_cached_tokens, arrival.prompt_tokens, arrival.excluded_nodes
         common = tokens - arrival.cached_in(cluster)
         curve_s, profile, seconds = -1.0, None, 0.0
         best, best_end, best_wait = None, 0.0, 0.0
         for node in nodes:
-            if node.max_model_tokens < needed_tokens:
+            if node.max_model_tokens < needed_tokens or (excluded and node.node_id in excluded):
                 continue
             wait_s = node.wait_s(now) if node.queue or node.foreign_tokens else 0.0
             if curve_s < 0.0 or node.profile is not profile:

@@ -38,6 +38,7 @@ class Arrival:
         cached_tokens: by cluster, how long a prefix of the prompt is cached there.
         node_cached_tokens: by node, where one holds more of it than its cluster shares.
         ttft_limit_s: the first token is worthless later than this after ``now``; None: whenever it comes.
+        excluded_nodes: nodes that have failed it already.
     """
 
     request_id: str
@@ -46,6 +47,7 @@ class Arrival:
     cached_tokens: Mapping[str, int] = field(default_factory=dict)
     node_cached_tokens: Mapping[str, int] = field(default_factory=dict)
     ttft_limit_s: float | None = None
+    excluded_nodes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.prompt_tokens < 1 or self.output_tokens < 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from prfaas_net.errors import BusyError, InternalError, RefusedError, UsageError
 from prfaas_net.scheduling.admission import overloaded
@@ -240,7 +240,7 @@ class Router:
     def _candidates(self, arrival: Arrival, now: float) -> list[Candidate]:
         """Every way to serve the request that the policy wants to see, never none."""
         needed, state, policy = arrival.prompt_tokens + arrival.output_tokens, self.state, self.policy
-        decoders = self._decoders(needed)
+        decoders = self._decoders(needed, arrival.excluded_nodes)
         if not decoders:
             raise self._nobody(Role.DECODE, arrival)
         if not policy.every_decode_cluster and len(decoders) > 1:
@@ -255,13 +255,13 @@ class Router:
             raise self._nobody(Role.PREFILL, arrival)
         return found
 
-    def _decoders(self, needed_tokens: int) -> list[NodeState]:
+    def _decoders(self, needed_tokens: int, excluded: Sequence[str]) -> list[NodeState]:
         """The least loaded decode node of every cluster that could take the request."""
         found = []
         for nodes in self.state.groups(Role.DECODE).values():
             best = None
             for node in nodes:
-                if node.max_model_tokens < needed_tokens:
+                if node.max_model_tokens < needed_tokens or node.node_id in excluded:
                     continue
                 if (
                     best is None
@@ -276,7 +276,8 @@ class Router:
     def _nobody(self, role: Role, arrival: Arrival) -> BusyError | RefusedError:
         """Why no node of a role can take the request."""
         needed = arrival.prompt_tokens + arrival.output_tokens
-        longest = max((node.max_model_tokens for node in self.state.up(role)), default=0)
+        excluded = arrival.excluded_nodes
+        longest = max((n.max_model_tokens for n in self.state.up(role) if n.node_id not in excluded), default=0)
         if longest:
             return RefusedError(
                 f"no {role.value} node admits a sequence this long",
@@ -287,7 +288,7 @@ class Router:
             )
         known = sum(node.role is role for node in self.state.nodes.values())
         return BusyError(
-            f"no {role.value} node is up",
+            f"no other {role.value} node is up" if excluded else f"no {role.value} node is up",
             expected=f"at least one {role.value} node that answers /health",
             found=f"{known} known, none up",
             do=f"start a {role.value} node or wait until it is back",

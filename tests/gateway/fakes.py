@@ -77,6 +77,7 @@ class Script:
         hold_at, gate: wait at the gate before this token (decode), or after ``started`` (prefill).
         raw: send this line in place of the first token.
         split_finish: send the finish event in a write of its own.
+        no_finish: end the answer without one.
         no_logprobs: send none, although they were asked for.
         cached_tokens: of the prompt, as found in the cache.
     """
@@ -91,6 +92,7 @@ class Script:
     gate: Gate = field(default_factory=Gate)
     raw: bytes | None = None
     split_finish: bool = False
+    no_finish: bool = False
     no_logprobs: bool = False
     cached_tokens: Any = 0
 
@@ -243,7 +245,7 @@ class FakeNode:
                 lines = _line(event)
                 if index == 0:
                     lines += _line({"event": "landed", "at_s": 0.01})
-                if index == len(tokens) - 1 and not script.split_finish:
+                if index == len(tokens) - 1 and not script.split_finish and not script.no_finish:
                     lines += _line(finish)
                 await response.write(lines)
             if script.split_finish:
@@ -283,15 +285,22 @@ def _line(event: dict[str, Any]) -> bytes:
 
 @dataclass
 class FakeFleet:
-    """A PrfaaS cluster of one prefill node, and a PD cluster of one prefill and one decode node."""
+    """A PrfaaS cluster of one prefill node, and a PD cluster of one prefill and one decode node; or more."""
 
     far: FakeNode
     near: FakeNode
     decode: FakeNode
+    more: list[FakeNode] = field(default_factory=list)
 
     @property
     def nodes(self) -> list[FakeNode]:
-        return [self.far, self.near, self.decode]
+        return [self.far, self.near, self.decode, *self.more]
+
+    def add(self, role: Literal["prefill", "decode"], cluster: str, node_id: str) -> FakeNode:
+        """One more node, before the fleet has started."""
+        node = FakeNode(self.decode.fabric, role, cluster, node_id, None)
+        self.more.append(node)
+        return node
 
     async def all_idle(self) -> None:
         """Wait until no call is open on any node."""

@@ -1,8 +1,9 @@
-"""Whatever breaks, a request ends in an answer or one clear error, and nothing is left behind."""
+"""Where nobody else can do a node's work, its failure is one clear error, and nothing is left behind."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -10,7 +11,21 @@ import pytest
 from prfaas_net.errors import BusyError, CancelledByPeer, DeadlineError, InvalidRequest, PeerError, PrfaasError
 
 from .conftest import Bench, open_bench
-from .fakes import FakeNode, Gate, Script
+from .fakes import FakeFleet, FakeNode, Gate, Script
+
+
+def one_of_each(fleet: FakeFleet) -> None:
+    """Whoever fails, nobody else can do its work."""
+    fleet.far.healthy = False
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    """A gateway before one prefill and one decode node; at the end of the test nothing may be held anywhere."""
+    async with open_bench(prepare=one_of_each) as bench:
+        yield bench
+        await bench.fleet.all_idle()
+        bench.assert_nothing_held()
 
 
 def broken(kind: str, at: int | None) -> Script:
@@ -72,7 +87,6 @@ async def test_decode_node_fails_before_the_first_token(bench: Bench, kind: str)
 @pytest.mark.parametrize(
     ("refusal", "status"),
     [
-        (BusyError("the arena is full"), 503),
         (InvalidRequest("the prompt does not fit"), 400),
         (DeadlineError("too late"), 504),
         (PeerError("no"), 502),
@@ -85,9 +99,21 @@ async def test_refusals_keep_their_meaning(bench: Bench, refusal: PrfaasError, s
     node: FakeNode = getattr(bench.fleet, where)
     node.script = Script(refuse=refusal)
     _, headers = await expect(bench, status, refusal.message)
-    assert ("Retry-After" in headers) == (status == 503)
+    assert "Retry-After" not in headers
     if where == "decode":
         assert not bench.fleet.near.calls, "nothing is prefilled for a node that has not reserved"
+
+
+@pytest.mark.parametrize("where", ["near", "decode"])
+async def test_a_node_without_room_is_asked_until_there_is_no_time_left(where: str) -> None:
+    """Then the client is told, and when to come back."""
+    async with open_bench(prepare=one_of_each, request_deadline="400ms") as bench:
+        node: FakeNode = getattr(bench.fleet, where)
+        node.script = Script(refuse=BusyError("the arena is full"))
+        _, headers = await expect(bench, 503, "the arena is full")
+        assert "Retry-After" in headers
+        assert len(node.calls) > 2
+        bench.assert_nothing_held()
 
 
 async def test_root_cause_wins_over_its_consequence(bench: Bench) -> None:

@@ -132,12 +132,13 @@ async def test_broken_calls_take_a_node_out_before_the_next_poll() -> None:
         bench = Bench(gateway, fleet, http)
         fleet.near.script = Script(fail_at=0, die=True)
         await fleet.near.stop()
-        status, _, _ = await bench.post("/v1/completions", {"prompt": "Hi"})
-        assert status == 502
+        answer = await bench.complete(explain=True)
+        assert [step["rung"] for step in answer["prfaas"]["fallbacks"]] == ["prefill_node"]
         await until(gateway, fleet.near, lambda node: not node.up)
         answer = await bench.complete(explain=True)
         assert answer["prfaas"]["prefilled_in"] == "prfaas"
         assert any("no PD prefill node is up" in reason for reason in answer["prfaas"]["reasons"])
+        assert not answer["prfaas"]["fallbacks"]
 
 
 async def test_node_key() -> None:

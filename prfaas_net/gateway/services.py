@@ -1,0 +1,106 @@
+"""What a request needs of the gateway, and what a request and its tokens are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from prfaas_net.cache.manager import Match
+from prfaas_net.clock import Clock
+from prfaas_net.gateway.cache_desk import CacheDesk
+from prfaas_net.gateway.calls import NodeClient
+from prfaas_net.gateway.fleet import Fleet
+from prfaas_net.nodes.engine_api import Sampling
+from prfaas_net.nodes.messages import LogprobsModel
+from prfaas_net.scheduling import Arrival, Decision, PrefillEnded, RequestEnded, Role, Router, TransferLanded
+
+__all__ = ["Finish", "Services", "ServingRequest", "Token"]
+
+
+@dataclass(frozen=True)
+class ServingRequest:
+    """A request that was understood and tokenized.
+
+    Attributes:
+        arrived_s: when it came, on the clock of the gateway.
+        deadline_at: when it must have ended, on the event loop's clock.
+        cache_salt: only requests with the same one may share cached state with it.
+    """
+
+    request_id: str
+    token_ids: Sequence[int]
+    sampling: Sampling
+    arrived_s: float
+    deadline_at: float
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True)
+class Token:
+    """One token of the answer.
+
+    Attributes:
+        index: counts from 0.
+        finish: why it is the last one, where the node said so along with it.
+        logprobs: where the request asked for them.
+    """
+
+    token: int
+    index: int
+    finish: str | None = None
+    logprobs: LogprobsModel | None = None
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The answer is complete."""
+
+    reason: str
+    output_tokens: int
+
+
+@dataclass(frozen=True)
+class Services:
+    """What a request needs of the gateway.
+
+    Attributes:
+        clock: for the router and for the times in records.
+        ttft_limit_s: requests whose first token is predicted later than this are refused at once; None: none is.
+    """
+
+    router: Router
+    fleet: Fleet
+    client: NodeClient
+    desk: CacheDesk
+    clock: Clock
+    ttft_limit_s: float | None = None
+
+    def decide(
+        self, request: ServingRequest, cached: Match, excluded: Sequence[str] = (), *, again: bool = False
+    ) -> Decision:
+        """Ask the router.
+
+        Args:
+            cached: by node, how long a prefix of the prompt a prefill there could start from. (A node uses only what
+                it holds itself.)
+            excluded: nodes that have failed the request.
+            again: it was let in before, and is no longer turned away for being late.
+        """
+        arrival = Arrival(
+            request.request_id,
+            len(request.token_ids),
+            request.sampling.max_tokens,
+            node_cached_tokens={node.node_id: node.usable_tokens for node in cached.nodes},
+            ttft_limit_s=None if again else self.ttft_limit_s,
+            excluded_nodes=tuple(excluded),
+        )
+        return self.router.decide(arrival, now=self.clock.now())
+
+    def cached_on(self, request: ServingRequest, keys: bytes) -> Match:
+        """What the prefill nodes hold of the prompt."""
+        nodes = self.desk.caches.match(keys, len(request.token_ids)).nodes
+        return Match(tuple(node for node in nodes if self.fleet.role_of(node.node_id) is Role.PREFILL))
+
+    def observe(self, event: PrefillEnded | TransferLanded | RequestEnded) -> None:
+        """Tell the router."""
+        self.router.observe(event, now=self.clock.now())
