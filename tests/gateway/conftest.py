@@ -78,7 +78,8 @@ def config_for(fleet: FakeFleet, /, **settings: Any) -> GatewayConfig:
         "threshold_tokens": THRESHOLD_TOKENS,
         "request_deadline": 20,
         "nodes": [{"url": node.url} for node in fleet.nodes],
-        "fleet": {"poll_interval": 0.02},
+        # A machine that is busy must not look like a node that is gone.
+        "fleet": {"poll_interval": 0.02, "poll_timeout": 10},
     }
     return GatewayConfig.model_validate({**defaults, **settings})
 
