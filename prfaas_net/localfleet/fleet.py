@@ -44,6 +44,7 @@ class FleetPlan:
         host: of the gateway, which runs where the PD cluster does; this process must reach it.
         link_rate: of the link between the clusters, as text (``"100Mbps"``).
         link_rtt: its round-trip time (``"20ms"``).
+        decode_nodes: how many the PD cluster has; each has a link shaper of its own.
         prfaas, pd: where the clusters run. In different namespaces, what is between those is the link, and nothing
             shapes it.
     """
@@ -58,6 +59,7 @@ class FleetPlan:
     link_rtt: str = "20ms"
     connections: int = 4
     arena: str = "256MiB"
+    decode_nodes: int = 1
     prfaas: ClusterPlace = ClusterPlace()
     pd: ClusterPlace = ClusterPlace()
 
@@ -90,7 +92,7 @@ def _url(address: list[object]) -> str:
 
 
 class LocalFleet:
-    """PrfaaS cluster (one prefill node), local PD cluster (one prefill, one decode node), link shaper, gateway.
+    """PrfaaS cluster (one prefill node), local PD cluster (one prefill node, decode nodes), link shapers, gateway.
 
     Use as an async context manager; leaving it ends every process.
 
@@ -144,26 +146,11 @@ class LocalFleet:
         if plan.open:
             self._make_keys()
         model = ["--model", plan.model] if plan.model else []
-        # The decode node's tickets name the relay for senders of the other cluster, so the relay comes first and must
-        # know the decode node's port.
-        kv = f"{plan.pd.address}:{_free_port()}"
-        crossing: list[str] = []
-        if plan.shaped:
-            shape = ["--rate", plan.link_rate, "--rtt", plan.link_rtt]
-            shaper = await self._launch("link shaper", ["relay", "--target", kv, *shape], plan.pd)
-            crossing = ["--advertise", "prfaas={}:{}".format(*shaper.ready["address"])]
         nodes = await asyncio.gather(
             self._launch("PrfaaS prefill node", [*self._prefill("prfaas", plan.prfaas), *model], plan.prfaas),
             self._launch("PD prefill node", [*self._prefill("pd", plan.pd), *model], plan.pd),
-            self._launch(
-                "PD decode node",
-                [
-                    "decode", "--node-id", "pd-decode-0", "--cluster", "pd", "--listen", f"{plan.pd.address}:0",
-                    "--kv-listen", kv, *crossing, "--arena", plan.arena, *model,
-                ],
-                plan.pd,
-            ),
-        )  # fmt: skip
+            *(self._decode(number, model) for number in range(plan.decode_nodes)),
+        )
         urls = [item for node in nodes for item in ("--node", _url(node.ready["address"]))]
         listen = [
             "--listen",
@@ -175,6 +162,25 @@ class LocalFleet:
         ]
         gateway = await self._launch("gateway", ["gateway", *listen, *urls, *model], plan.pd)
         self.url = _url(gateway.ready["address"])
+
+    async def _decode(self, number: int, model: list[str]) -> Process:
+        """A decode node, behind a link shaper if there are any.
+
+        Its tickets name the shaper to senders of the other cluster, so that comes first and must know the node's port.
+        """
+        plan = self.plan
+        suffix = f" {number + 1}" if number else ""
+        kv = f"{plan.pd.address}:{_free_port()}"
+        crossing: list[str] = []
+        if plan.shaped:
+            shape = ["--rate", plan.link_rate, "--rtt", plan.link_rtt]
+            shaper = await self._launch(f"link shaper{suffix}", ["relay", "--target", kv, *shape], plan.pd)
+            crossing = ["--advertise", "prfaas={}:{}".format(*shaper.ready["address"])]
+        command = [
+            "decode", "--node-id", f"pd-decode-{number}", "--cluster", "pd", "--listen", f"{plan.pd.address}:0",
+            "--kv-listen", kv, *crossing, "--arena", plan.arena, *model,
+        ]  # fmt: skip
+        return await self._launch(f"PD decode node{suffix}", command, plan.pd)
 
     def _prefill(self, cluster: str, place: ClusterPlace) -> list[str]:
         plan = self.plan
