@@ -61,6 +61,7 @@ class Fleet:
     Args:
         observe: told every change, as an event of the router.
         on_restart: told the id of a node that restarted: its calls are lost, whatever their connections say.
+        on_silent: told the id of a node that no longer answers at all; its calls may go on or not.
     """
 
     def __init__(
@@ -70,12 +71,13 @@ class Fleet:
         settings: FleetSection,
         observe: Callable[[FleetEvent], None],
         on_restart: Callable[[str], None] = lambda node_id: None,
+        on_silent: Callable[[str], None] = lambda node_id: None,
     ) -> None:
         self.nodes = [WatchedNode(url) for url in urls]
         self._client = client
         self._settings = settings
         self._observe = observe
-        self.on_restart = on_restart
+        self.on_restart, self.on_silent = on_restart, on_silent
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -220,6 +222,8 @@ class Fleet:
         if node.up:
             log.warning("node %s is down: %s", node.name, error.line())
             self._observe(NodeDown(node.name))
+            if isinstance(error, LinkError):
+                self.on_silent(node.name)
         elif at_once and node.problem != error.line():
             log.error("node %s is not admitted: %s", node.name, error.line())
         node.up = False

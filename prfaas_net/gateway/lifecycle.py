@@ -69,6 +69,16 @@ class Lifecycle:
         for run in list(self._runs):
             run.lost(node_id, LinkError("a node restarted and lost the request", do="send it again", node=node_id))
 
+    def abandon_node(self, node_id: str) -> None:
+        """A node has fallen silent: its requests go on elsewhere, if there is an elsewhere.
+
+        Where there is none, they keep what they have: the node may only have been held up.
+        """
+        role, up = self.services.fleet.role_of(node_id), self.services.router.state.up
+        if role is not None and any(node.node_id != node_id for node in up(role)):
+            for run in list(self._runs):
+                run.lost(node_id, LinkError("a node no longer answers", do="see whether it runs", node=node_id))
+
     def _ended_early(self, run: Run) -> PrfaasError:
         """Why the scope of a run ended: its failure, or else its deadline, which may have come for want of room."""
         failure = run.failure or run.no_room

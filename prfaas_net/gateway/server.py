@@ -123,7 +123,7 @@ class Gateway:
         self._view = FleetView(config.model, self.router, self._fleet, states, caches, self.clock)
         desk = CacheDesk(caches, self.router, self.clock)
         self._lifecycle = Lifecycle(Services(self.router, self._fleet, client, desk, self.clock, config.ttft_limit))
-        self._fleet.on_restart = self._lifecycle.abort_node
+        self._fleet.on_restart, self._fleet.on_silent = self._lifecycle.abort_node, self._lifecycle.abandon_node
         client.on_unreachable = self._fleet.suspect
         try:
             await self._listen(self._application(self._fleet, self._lifecycle, self._view))

@@ -123,6 +123,8 @@ class FakeNode:
         }  # fmt: skip
         self.script = Script()
         self.healthy = True
+        # Does not say anything more of itself, as if the way to it had gone.
+        self.silent = False
         # Where calls wait before they are answered at all.
         self.queue_gate: Gate | None = None
         self.calls: list[dict[str, Any]] = []
@@ -168,6 +170,8 @@ class FakeNode:
                 await self.polled.wait()
 
     async def _info(self, request: web.Request) -> web.Response:
+        if self.silent:
+            await asyncio.Event().wait()
         return web.json_response(self.info)
 
     async def _health(self, request: web.Request) -> web.Response:

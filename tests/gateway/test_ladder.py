@@ -211,6 +211,39 @@ async def test_a_node_that_restarts_hands_its_requests_on(bench: Bench, where: s
     assert await rungs(bench) == {"prefill_node" if where == "near" else "decode_node": 1}
 
 
+@pytest.mark.parametrize("where", ["near", "decode"])
+async def test_a_node_that_falls_silent_is_left(where: str) -> None:
+    """Its connections stay open and nothing comes over them: a request waits no longer than the watch takes."""
+    watch = {"poll_interval": 0.02, "poll_timeout": 0.05, "down_after": 2}
+    async with open_bench(prepare=spare_nodes, fleet=watch) as bench:
+        node: FakeNode = getattr(bench.fleet, where)
+        script = node.script = Script(hold_at=0)
+        posting = asyncio.create_task(bench.complete())
+        async with asyncio.timeout(10):
+            await script.gate.reached.wait()
+            node.silent = True
+            assert (await posting)["choices"][0]["text"] == ANSWER
+        await bench.fleet.all_idle()
+        bench.assert_nothing_held()
+
+
+async def test_a_silent_node_is_not_left_where_there_is_no_other() -> None:
+    """It may only have been held up: when it speaks again, the answer goes on."""
+    watch = {"poll_interval": 0.02, "poll_timeout": 0.05, "down_after": 2}
+    async with open_bench(fleet=watch) as bench:
+        decode = bench.fleet.decode
+        script = decode.script = Script(hold_at=3)
+        streaming = asyncio.create_task(bench.stream())
+        async with asyncio.timeout(10):
+            await script.gate.reached.wait()
+            decode.silent = True
+            while (await bench.get("/health"))[1]["missing"] != ["decode node"]:
+                pass
+            script.gate.go_on.set()
+            assert text_of(await streaming) == ANSWER
+        assert await rungs(bench) == {}
+
+
 async def test_a_decode_node_that_dies_while_the_prompt_waits_in_a_queue(bench: Bench) -> None:
     """The queued prefill is given up with it, and the prompt queues for another decode node."""
     near, decode = bench.fleet.near, bench.fleet.decode
