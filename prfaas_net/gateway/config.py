@@ -61,12 +61,15 @@ class FleetSection(Section):
         poll_timeout: seconds that an answer may take.
         down_after: failures in a row until a node gets no new work.
         up_after: answers in a row until a node that was down gets work again.
+        follow_state: whether the nodes' queues and links are followed; without it the router knows of a queue only what
+            it gave to it, and of a link only how late what crossed it was.
     """
 
     poll_interval: Duration = 1.0
     poll_timeout: Duration = 2.0
     down_after: int = Field(3, ge=1)
     up_after: int = Field(2, ge=1)
+    follow_state: bool = True
 
 
 class GatewayConfig(Section):

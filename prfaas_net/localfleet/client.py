@@ -27,6 +27,7 @@ class Answer:
 
     Attributes:
         token_ids: of the answer.
+        token_s: from sending the request to each token, as the client saw it.
         ttft_s: from sending the request to the first token, as the client saw it.
         record: the gateway's account of the request (``explain``).
         usage: as OpenAI's API counts tokens.
@@ -34,6 +35,7 @@ class Answer:
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
+    token_s: list[float] = field(default_factory=list)
     ttft_s: float = 0.0
     total_s: float = 0.0
     record: dict[str, Any] = field(default_factory=dict)
@@ -109,11 +111,11 @@ class GatewayClient:
                 answer.record = event.get("prfaas", answer.record)
                 answer.usage = event.get("usage") or answer.usage
                 for choice in event["choices"]:
-                    if not answer.token_ids:
-                        answer.ttft_s = time.perf_counter() - started
                     answer.text += choice["text"]
                     answer.token_ids += choice["token_ids"]
+                    answer.token_s += [time.perf_counter() - started] * len(choice["token_ids"])
         answer.total_s = time.perf_counter() - started
+        answer.ttft_s = answer.token_s[0] if answer.token_s else 0.0
         return answer
 
     async def _watch(self, request_id: str, on_progress: Progress | None) -> None:

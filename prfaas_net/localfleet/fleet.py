@@ -7,7 +7,8 @@ import os
 import random
 import secrets
 import socket
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from prfaas_net.config import is_loopback
@@ -25,10 +26,12 @@ class ClusterPlace:
     Attributes:
         netns: a network namespace, by its name for ``ip netns``; None is that of this process.
         address: that its nodes listen on, there.
+        environ: variables of its processes, for settings that have no flag; the gateway is a process of the PD cluster.
     """
 
     netns: str | None = None
     address: str = "127.0.0.1"
+    environ: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -191,6 +194,6 @@ class LocalFleet:
         ]  # fmt: skip
 
     async def _launch(self, name: str, command: list[str], place: ClusterPlace) -> Process:
-        process = await Process.start(name, command, netns=place.netns, environ=self._environ)
+        process = await Process.start(name, command, netns=place.netns, environ={**self._environ, **place.environ})
         self.processes[name] = process
         return process

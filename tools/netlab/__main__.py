@@ -16,6 +16,8 @@ from prfaas_net.congestion.samples import LogHead, Mark, write_head, write_mark,
 from prfaas_net.errors import PrfaasError
 from prfaas_net.units import format_rate
 from tools.netlab import choosing
+from tools.netlab.closed_loop import ARMS, Experiment, play_arm, write_closed_loop_model
+from tools.netlab.closed_loop_report import draw, report
 from tools.netlab.fleet import watch
 from tools.netlab.link import link
 from tools.netlab.measure import measure
@@ -118,6 +120,33 @@ def up(
     with link(backend=backend, **settings) as made:
         code = watch(made, context.args, steps, lambda line: console.print(f"netlab: {line}", markup=False))
     sys.exit(code)
+
+
+@app.command("closed-loop")
+def closed_loop(
+    arm: Annotated[list[str] | None, typer.Option("--arm", help=f"Of {', '.join(ARMS)}; default: all.")] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Draw it into this PNG or SVG.")] = None,
+    model: Annotated[Path, typer.Option("--model", help="Where the random model is kept.")] = Path("build/loop-model"),
+    backend: Backend = None,
+    json: Annotated[bool, typer.Option("--json", help="Print everything, timelines too, as JSON.")] = False,
+) -> None:
+    """Serve on a link of which a competitor takes most for half a minute, once for each way of routing (90 s each)."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    if not (model / "tokenizer.json").exists():
+        write_closed_loop_model(model)
+    experiment, arms = Experiment(), []
+    for name in arm or ARMS:
+        console.print(f"netlab: {name}, {experiment.total_s:.0f} s")
+        with link(backend=backend, **experiment.link()) as made:
+            arms.append(play_arm(name, experiment, made, model))
+    body = report(arms)
+    if plot is not None:
+        draw(body, plot)
+    if not json:
+        for one in body["arms"].values():
+            del one["timeline"]
+    option = 0 if json else orjson.OPT_INDENT_2
+    sys.stdout.write(orjson.dumps(body, option=option | orjson.OPT_SERIALIZE_NUMPY).decode() + "\n")
 
 
 @app.command("measure")

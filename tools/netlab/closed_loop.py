@@ -16,7 +16,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +34,17 @@ from tools.netlab.traffic import Traffic
 __all__ = ["ARMS", "Arm", "Experiment", "Played", "Served", "play_arm", "write_closed_loop_model"]
 
 _DEMO = Path(__file__).parents[2] / "prfaas_net" / "data" / "demo_model"
-# 16 KiB of KVCache a token: eight layers, four heads of 64, keys and values, float32.
+# 24 KiB of KVCache a token: eight layers, six heads of 64, keys and values, float32.
 _MODEL = {
-    "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8,
-    "num_key_value_heads": 4,
+    "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 8, "num_attention_heads": 6,
+    "num_key_value_heads": 6,
 }  # fmt: skip
 VOCAB_SIZE = 4096
 # Longer prompts than this are the ones worth offloading; ``frozen`` offloads exactly them.
 THRESHOLD_TOKENS = 256
 # The fast node runs prompts in one go, the slow one a few tokens at a time.
-_FAST_CHUNK, _SLOW_CHUNK = "512", "4"
-_ARENA = "512MiB"
+_FAST_CHUNK, _SLOW_CHUNK = "512", "6"
+_ARENA = "768MiB"
 _HEALTHY_LIMIT_S, _ANSWER_LIMIT_S = 60.0, 120.0
 
 
@@ -80,7 +80,7 @@ class Experiment:
     rate_bps: float = 200e6
     delay_ms: float = 20.0
     budget: str = "180Mbps"
-    requests_per_s: float = 1.3
+    requests_per_s: float = 1.1
     long_share: float = 0.7
     long_tokens: tuple[int, int] = (384, 640)
     short_tokens: tuple[int, int] = (64, 128)
@@ -90,7 +90,7 @@ class Experiment:
     after_s: float = 25.0
     competitor_bps: float = 160e6
     competitor_flows: int = 16
-    deadline_s: float = 5.0
+    deadline_s: float = 10.0
     seed: int = 1
 
     @property
@@ -273,11 +273,3 @@ async def _compete(played: Played, traffic: Traffic, rival: Load) -> None:
     await asyncio.to_thread(traffic.stop)
     played.event = (began_s, time.monotonic() - played.start_s)
     played.competitor_bps = 8 * (after - before) / (after_s - before_s)
-
-
-def shorter(experiment: Experiment, share: float) -> Experiment:
-    """The same in less time."""
-    return replace(
-        experiment, warm_s=experiment.warm_s * share, event_s=experiment.event_s * share,
-        after_s=experiment.after_s * share,
-    )  # fmt: skip
