@@ -315,6 +315,20 @@ async def test_a_link_that_nobody_gets_through_ends_at_the_other_decode_node(ben
     assert [step["rung"] for step in record["fallbacks"]] == ["prefill_node", "decode_node"]
 
 
+async def test_field_59_a_missing_prefill_node_is_told_and_never_made_up_for_by_a_decode_node(bench: Bench) -> None:
+    """Another cluster's does the work, with a reason; without any there is an error, and no decode node is asked."""
+    bench.fleet.near.healthy = False
+    await bench.fleet.near.next_polls(8)
+    record = await explained(bench)
+    assert any("no PD prefill node is up" in reason for reason in record["reasons"])
+    bench.fleet.far.healthy = False
+    await bench.fleet.far.next_polls(8)
+    calls = len(bench.fleet.decode.calls)
+    status, answer, _ = await bench.post("/v1/completions", {"prompt": "Hi"})
+    assert status == 503 and "no prefill node is up" in answer["error"]["message"]
+    assert len(bench.fleet.decode.calls) == calls
+
+
 async def test_the_error_when_nobody_is_left_is_that_of_the_last_node(bench: Bench) -> None:
     """And the record tells of every node before it."""
     bench.fleet.near.script = Script(fail_at=0, error=PeerError("the first broke"))
@@ -325,7 +339,7 @@ async def test_the_error_when_nobody_is_left_is_that_of_the_last_node(bench: Ben
     assert await rungs(bench) == {"prefill_node": 1, "error": 1}
 
 
-async def test_a_prompt_that_breaks_everybody_does_not_break_the_whole_fleet() -> None:
+async def test_field_60_a_prompt_that_breaks_everybody_does_not_break_the_whole_fleet() -> None:
     """It is given up after some nodes, however many are left."""
 
     def prepare(fleet: FakeFleet) -> None:
@@ -340,7 +354,7 @@ async def test_a_prompt_that_breaks_everybody_does_not_break_the_whole_fleet() -
         assert sum(len(node.calls) for node in bench.fleet.nodes if node.role == "decode") == 5
 
 
-async def test_a_request_waits_for_room(bench: Bench) -> None:
+async def test_field_60_no_room_is_asked_for_again_and_never_computed_around(bench: Bench) -> None:
     """No room anywhere is no error: it is asked again, and the wait is in the record."""
     nodes = (bench.fleet.decode, bench.fleet.more[0])
     for node in nodes:
