@@ -119,7 +119,7 @@ class Gateway:
         )
         caches = CacheWatch(self._fleet.nodes, client, self.clock)
         states = StateWatch(self._fleet.nodes, client, self._note, self._own_tokens)
-        self._followers = [caches, states]
+        self._followers = [caches, states] if config.fleet.follow_state else [caches]
         self._view = FleetView(config.model, self.router, self._fleet, states, caches, self.clock)
         desk = CacheDesk(caches, self.router, self.clock)
         self._lifecycle = Lifecycle(Services(self.router, self._fleet, client, desk, self.clock, config.ttft_limit))

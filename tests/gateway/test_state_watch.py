@@ -73,6 +73,13 @@ async def test_a_queue_that_others_filled_counts() -> None:
         await until(lambda: node.foreign_tokens == 0)
 
 
+async def test_a_gateway_may_be_told_not_to_listen() -> None:
+    """To see what following is worth: nobody asks the nodes for their state."""
+    async with scripted(policy="earliest-finish", fleet={"follow_state": False}) as (bench, script):
+        await where(bench)
+        assert script.listeners == 0
+
+
 @pytest.mark.parametrize(
     "bad",
     [
