@@ -25,7 +25,8 @@ DOWN_S, DOWN_RTTS = 0.5, 5.0
 IDLE_S, IDLE_RTTS = 0.2, 2.0
 # A queue this many times what counts is deep.
 DEEP = 2.0
-# A deep queue that has lasted so long and still moves is no longer route.
+# A deep queue that has lasted so long and still moves is no longer route; nor is it if less arrives for as long. (A
+# machine that stands still for 50 ms makes a queue and a shortfall too.)
 MOVING_S, MOVING_RTTS = 0.2, 4.0
 # A queue that is neither deep nor loses anything, but does not go away either.
 # (Longer than it takes to tell it from a longer route.)
@@ -116,13 +117,15 @@ class PathDetector(Detector):
         queue, app = reading.queue >= 1, reading.app >= 1
         missing = reading.shortfall >= 1
         queued_s = self._lasted_s("queue", reading.at_s)
+        moving_s = max(MOVING_S, MOVING_RTTS * reading.base_s)
         standing_s = max(STANDING_S, STANDING_RTTS * reading.base_s)
         if (
             (reading.loss >= 1 and not app)
             or reading.ecn * ECN_SOFT >= ECN_HARD
-            or (queue and (reading.lossy or missing))
+            or (queue and reading.lossy)
+            or (min(queued_s, self._lasted_s("shortfall", reading.at_s)) > moving_s)
             or (reading.queue >= DEEP and reading.growing)
-            or (reading.queue >= DEEP and reading.moving and queued_s > max(MOVING_S, MOVING_RTTS * reading.base_s))
+            or (reading.queue >= DEEP and reading.moving and queued_s > moving_s)
             or queued_s > standing_s
         ):
             return LinkState.CONGESTED

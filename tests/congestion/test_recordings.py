@@ -27,7 +27,7 @@ SEQUENCES = {
     "small_send_buffers": [IDLE, CLEAR, "host-limited"],
     "little_to_send": [IDLE, CLEAR, "app-limited"],
     "black_hole": [IDLE, CLEAR, BUILDING, "down", CLEAR],
-    "marks": [IDLE, CLEAR, BUILDING, CONGESTED, CLEAR],
+    "marks": [IDLE, CLEAR, BUILDING, CONGESTED, BUILDING, CLEAR],
     "lost_acknowledgements": [IDLE, CLEAR],
     "competitor_cubic": [IDLE, CLEAR, BUILDING, CONGESTED, CLEAR],
     "competitor_bbr": [IDLE, CLEAR, BUILDING, CONGESTED, CLEAR],
