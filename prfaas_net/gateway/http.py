@@ -39,7 +39,9 @@ class HttpApi:
             web.get("/v1/models", self.models),
             web.get("/v1/models/{model:.+}", self.model),
             web.get("/v1/requests/{id}", self.request),
+            web.post("/tokenize", self.tokenize),
             web.get("/health", self.health),
+            web.get("/ready", self.ready),
             web.get("/live", self.live),
             web.get("/metrics", self.metrics),
             web.get("/version", self.version),
@@ -69,12 +71,29 @@ class HttpApi:
             raise ApiError("no such request, or it ended long ago", status=404, api_code="request_not_found")
         return _json(record.to_json())
 
+    async def tokenize(self, request: web.Request) -> web.Response:
+        """``POST /tokenize``: ``prompt`` or ``messages`` as tokens, in the shape that vLLM answers with."""
+        tokens = await self._serving.intake.tokenize(request)
+        limit = self._serving.intake.max_model_tokens
+        return _json({"count": len(tokens), "max_model_len": limit, "tokens": tokens, "token_strs": None})
+
     async def health(self, request: web.Request) -> web.Response:
         """``GET /health``: 200 while requests can be served."""
         missing = [f"{role.value} node" for role in self._fleet.missing_roles()]
         status = "unavailable" if missing else "ok"
         body = {"status": status, "missing": missing, "nodes": self._fleet.describe()}
         return _json(body, status=503 if missing else 200)
+
+    async def ready(self, request: web.Request) -> web.Response:
+        """``GET /ready``: 200 while a load balancer should send requests here; ``/health`` says why not."""
+        nodes = self._fleet.nodes
+        ready = not self._fleet.missing_roles()
+        body = {
+            "status": "ready" if ready else "not_ready",
+            "healthy_nodes": sum(node.up for node in nodes),
+            "total_nodes": len(nodes),
+        }
+        return _json(body, status=200 if ready else 503)
 
     async def live(self, request: web.Request) -> web.Response:
         """``GET /live``: 200 while the process answers."""

@@ -110,6 +110,24 @@ class Intake:
             stops=options.stop_strings(),
         )
 
+    async def tokenize(self, request: web.Request) -> list[int]:
+        """A prompt, or the messages of a chat, as the tokens that the endpoints would make of it.
+
+        Raises:
+            ApiError: it is neither, or for a model that is not served.
+            DeadlineError: it took too long.
+        """
+        raw = await self._read(request)
+        options: Options = parse_body(raw, ChatBody)
+        if isinstance(options, ChatBody) and options.messages is None:
+            options = parse_body(raw, CompletionBody)
+        self.check_model(options.model)
+        try:
+            async with asyncio.timeout(self._config.request_deadline):
+                return await self._token_ids(options)
+        except TimeoutError as error:
+            raise DeadlineError("the deadline passed before the prompt was tokenized") from error
+
     async def _read(self, request: web.Request) -> bytes:
         if (request.content_length or 0) > self._config.max_body:
             raise web.HTTPRequestEntityTooLarge(self._config.max_body, request.content_length or 0)

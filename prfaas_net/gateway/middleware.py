@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 # nginx's status for a client that closed the connection; never sent, only counted.
 CLIENT_GONE = 499
+# What costs work or tells of the fleet. Probes, metrics and the dashboard's page (which holds no data) are open.
+_GUARDED = ("/v1/", "/tokenize")
 # Printable ASCII without spaces, so that an id is one word in every log.
 _REQUEST_ID = re.compile(r"[!-~]{1,100}")
 
@@ -69,7 +71,7 @@ class Surroundings:
     """The middleware, in one.
 
     Args:
-        api_keys: plain keys, one of which every ``/v1/`` request must carry; empty: no key is asked for.
+        api_keys: plain keys, one of which every request for work or data must carry; empty: no key is asked for.
     """
 
     def __init__(self, instruments: GatewayMetrics, api_keys: Sequence[str]) -> None:
@@ -135,7 +137,7 @@ class Surroundings:
         return response
 
     def _check_key(self, request: web.Request) -> None:
-        if not self._digests or not request.path.startswith("/v1/"):
+        if not self._digests or not request.path.startswith(_GUARDED):
             return
         scheme, _, key = request.headers.get("Authorization", "").partition(" ")
         digest = hashlib.sha256(key.strip().encode()).digest()

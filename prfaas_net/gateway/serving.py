@@ -20,6 +20,7 @@ from prfaas_net.gateway.lifecycle import Lifecycle
 from prfaas_net.gateway.middleware import client_id, internal_id, set_outcome
 from prfaas_net.gateway.openai_api import Options
 from prfaas_net.gateway.openai_shapes import DONE, Shape, sse, usage_of
+from prfaas_net.gateway.pings import Pings
 from prfaas_net.gateway.record import RecentRecords, RequestRecord
 from prfaas_net.gateway.run import Run
 from prfaas_net.nodes.engine_api import TextTokenizer
@@ -135,13 +136,18 @@ class Serving:
         return web.Response(body=orjson.dumps(body), content_type="application/json")
 
     async def _stream(self, request: web.Request, job: Job) -> web.StreamResponse:
-        """Headers leave with the first token, so that whatever fails before it still gets a status of its own."""
+        """Headers leave with the first token, so that whatever fails before it still gets a status of its own.
+
+        Where that takes long, they leave with the first ping.
+        """
         response = web.StreamResponse(headers=STREAM_HEADERS)
         options, record = job.options, job.record
         with_usage = options.include_usage or options.continuous_usage
+        pings = Pings(request, response)
         try:
-            async with self._lifecycle.serve(job.request, record) as run:
+            async with pings, self._lifecycle.serve(job.request, record) as run:
                 async for piece in self._answer(run, job):
+                    await pings.stop()
                     if not response.prepared:
                         await response.prepare(request)
                     usage = usage_of(record) if options.continuous_usage else None
