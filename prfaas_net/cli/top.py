@@ -101,7 +101,7 @@ def _head(fleet: dict[str, Any]) -> RenderableType:
     line = Text()
     line.append(f"{fleet['model']}  ", style="bold")
     line.append(f"policy {fleet['policy']}  ")
-    line.append(f"t {'none' if threshold is None else f'{threshold:,} tokens'}  ")
+    line.append(f"t {'none' if threshold is None else f'{threshold:,} tokens'}\n")
     line.append(f"offloaded {'-' if share is None else f'{share:.0%}'}  ")
     for name, quantile in (("p50", 0.5), ("p90", 0.9)):
         at = min(len(ttfts) - 1, int(quantile * len(ttfts)))

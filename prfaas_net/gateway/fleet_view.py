@@ -24,8 +24,8 @@ __all__ = ["FleetView"]
 
 # Requests shown: enough for a scatter, and an answer of some 60 KB.
 KEPT_POINTS = 500
-# Changes of a verdict kept for each pair of clusters; a link that wavers every second is seen for 5 minutes.
-KEPT_CHANGES = 300
+# Changes of a verdict kept for each pair of clusters: nodes tell four states a second, so 5 minutes at the very least.
+KEPT_CHANGES = 1200
 
 
 class FleetView:
