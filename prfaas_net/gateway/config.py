@@ -80,6 +80,8 @@ class GatewayConfig(Section):
         policy: how requests are routed; see :func:`prfaas_net.scheduling.policy_names`.
         threshold_tokens: ``t``: a longer incremental prefill goes to a PrfaaS cluster (policy ``threshold``).
         policy_seed: seeds policy ``random``.
+        link_patience: seconds that a KVCache may take longer over a link than its prompt at home, before the link is
+            refused (policy ``earliest-finish``, which otherwise bears 20 s).
         request_deadline: seconds from arrival in which a request ends, in an answer or in an error.
         ttft_limit: seconds; a request whose first token is predicted later is answered 429 at once. Without it,
             requests wait until their deadline.
@@ -95,6 +97,7 @@ class GatewayConfig(Section):
     policy: str = "threshold"
     threshold_tokens: int = Field(2048, ge=0)
     policy_seed: int = 0
+    link_patience: Duration | None = Field(None, ge=0)
     request_deadline: Duration = Field(600.0, gt=0, le=86400)
     ttft_limit: Duration | None = Field(None, gt=0)
     max_body: Bytes = Field(32 << 20, ge=1)

@@ -58,7 +58,9 @@ class Gateway:
         self.config = config
         self.clock = clock or SystemClock()
         self.instruments = GatewayMetrics()
-        settings = PolicySettings(config.threshold_tokens, random.Random(config.policy_seed))
+        settings = PolicySettings(
+            config.threshold_tokens, random.Random(config.policy_seed), link_patience_s=config.link_patience
+        )
         policy = make_policy(config.policy, settings)
         self.router = Router(policy, {cluster.name: cluster.kind for cluster in config.clusters})
         self._tokenizer = tokenizer

@@ -39,14 +39,16 @@ class EarliestFinishPolicy(Policy):
 
     Args:
         price: how many times the wait that a prompt finds its node's queue is taken to last; 0 is plain greed.
+        link_patience_s: how much later than at home what crosses a link may be there.
     """
 
     name = "earliest-finish"
     copies = True
     every_decode_cluster = True
 
-    def __init__(self, price: float = 3.0) -> None:
+    def __init__(self, price: float = 3.0, link_patience_s: float = LINK_PATIENCE_S) -> None:
         self.price = price
+        self.link_patience_s = link_patience_s
 
     def rank(self, arrival: Arrival, candidates: Sequence[Candidate], state: FleetState, *, now: float) -> Ranking:
         if len(candidates) == 1:
@@ -85,7 +87,7 @@ class EarliestFinishPolicy(Policy):
     def _within_budget(self, c: Candidate, soonest_s: float) -> bool:
         if c.link is None:
             return True
-        return c.link.usable and c.link_wait_s + c.link_s <= soonest_s + LINK_PATIENCE_S
+        return c.link.usable and c.link_wait_s + c.link_s <= soonest_s + self.link_patience_s
 
 
 def _name(candidate: Candidate) -> str:
@@ -95,7 +97,8 @@ def _name(candidate: Candidate) -> str:
 
 
 def _make(settings: PolicySettings) -> Policy:
-    return EarliestFinishPolicy(settings.price)
+    patience_s = LINK_PATIENCE_S if settings.link_patience_s is None else settings.link_patience_s
+    return EarliestFinishPolicy(settings.price, patience_s)
 
 
 register("earliest-finish", _make)

@@ -24,11 +24,14 @@ class PolicySettings:
         threshold_tokens: ``t``: incremental prefill above it is offloaded.
         rng: the only source of randomness; seeded by whoever passes it in.
         price: what ``earliest-finish`` charges a candidate for those who will wait behind it; 0 is plain greed.
+        link_patience_s: it refuses a link on which a KVCache would take so much longer than computing at home; None: as
+            long as suits the case study.
     """
 
     threshold_tokens: int = 0
     rng: Random | None = None
     price: float = 3.0
+    link_patience_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

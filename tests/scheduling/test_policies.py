@@ -203,6 +203,17 @@ def test_a_dead_link_is_refused_and_the_answer_says_so() -> None:
     assert any("no budget left" in reason for reason in decision.reasons)
 
 
+@pytest.mark.parametrize(("patience_s", "node"), [(None, "x0"), (3.0, "x0"), (1.0, "p0")])
+def test_a_link_is_refused_when_it_is_later_than_home_by_more_than_patience_allows(
+    patience_s: float | None, node: str
+) -> None:
+    """22 s over the link and 20 s at home, in a queue: others are better served by the link, up to that bound."""
+    router = fleet(bps=1.5 * G)
+    router.policy = make_policy("earliest-finish", PolicySettings(link_patience_s=patience_s))
+    assert decide(router, 4_000, "a").prefill_node == "p0"
+    assert decide(router, 4_000, "b").prefill_node == node
+
+
 def test_a_congested_link_without_a_measure_is_counted_on_for_half() -> None:
     """A verdict that measured what is available is believed instead; never beyond the budget."""
     router = fleet()

@@ -74,7 +74,8 @@ class Experiment:
             ``short_tokens``.
         warm_s: before the competitor comes; ``event_s``: while it is there; ``after_s``: from then on.
         competitor_bps: what it is paced to, all its flows together.
-        deadline_s: what the link's backlog may be worth at most.
+        deadline_s: what the link's backlog may be worth at most; ``patience`` is what the router is given for it: how
+            much later over the link than at home.
     """
 
     rate_bps: float = 200e6
@@ -91,6 +92,7 @@ class Experiment:
     competitor_bps: float = 160e6
     competitor_flows: int = 16
     deadline_s: float = 10.0
+    patience: str = "3s"
     seed: int = 1
 
     @property
@@ -118,6 +120,7 @@ class Served:
         ttft_s: the first token at the client. It overtakes the KVCache.
         second_s: the second token there, which is the first that is decoded from the KVCache.
         landed_s: when the gateway heard that the KVCache had landed.
+        exposed_s: from the prompt's end until its KVCache was there: what the link's backlog was really worth then.
         error: why there is no answer; times are then 0.
     """
 
@@ -127,6 +130,7 @@ class Served:
     ttft_s: float
     second_s: float
     landed_s: float
+    exposed_s: float
     kv_bytes: int
     error: str | None = None
 
@@ -181,6 +185,7 @@ def _plan(link: Link, model: Path, arm: Arm, experiment: Experiment, log: Path) 
     slow = {
         "PRFAAS_PREFILL__PREFILL_CHUNK_TOKENS": _SLOW_CHUNK,
         "PRFAAS_GATEWAY__FLEET__FOLLOW_STATE": str(arm.follow_state).lower(),
+        "PRFAAS_GATEWAY__LINK_PATIENCE": experiment.patience,
     }
     return FleetPlan(
         model=str(model), host=link.door("b"), port=0, threshold_tokens=THRESHOLD_TOKENS, policy=arm.policy,
@@ -248,7 +253,7 @@ async def _serve(client: GatewayClient, model: str, played: Played, at_s: float,
     try:
         answer = await client.complete(_body(model, prompt, played.experiment.output_tokens))
     except (PrfaasError, TimeoutError) as error:
-        return Served(at_s, len(prompt), "", 0.0, 0.0, 0.0, 0, error=str(error))
+        return Served(at_s, len(prompt), "", 0.0, 0.0, 0.0, 0.0, 0, error=str(error))
     record: Mapping[str, Any] = answer.record
     return Served(
         at_s=at_s,
@@ -257,6 +262,7 @@ async def _serve(client: GatewayClient, model: str, played: Played, at_s: float,
         ttft_s=answer.ttft_s,
         second_s=answer.token_s[1],
         landed_s=float(record["stages_s"]["landed"]),
+        exposed_s=float(record["exposed_s"] or 0.0),
         kv_bytes=sum((record["kv_bytes"] or {}).values()),
     )
 

@@ -54,6 +54,7 @@ def _arm(played: Played) -> dict[str, Any]:
             for name, (start, stop) in phases.items()
         },
         "drain_s_max": round(max((drain for _, drain in drains), default=0.0), 3),
+        "exposed_s_max": round(max((one.exposed_s for one in served if one.offloaded), default=0.0), 3),
         "over_deadline_share": round(_share(drain > played.experiment.deadline_s for _, drain in drains), 4),
         "timeline": timeline(played),
     }
