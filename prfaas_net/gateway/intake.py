@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aiohttp import web
 
@@ -43,6 +43,16 @@ class Job:
     record: RequestRecord
     explain: bool
     stops: tuple[str, ...]
+
+    def choice(self, index: int) -> Job:
+        """The same request, for another choice of its answer: drawn with another seed, recorded by itself."""
+        if index == 0:
+            return self
+        request, record = self.request, RequestRecord(f"{self.request.request_id}-{index}")
+        record.stages_s.update(self.record.stages_s)
+        sampling = replace(request.sampling, seed=(request.sampling.seed + index) % (1 << 64))
+        own = replace(request, request_id=record.request_id, sampling=sampling)
+        return replace(self, request=own, record=record, shape=self.shape.choice(index))
 
 
 class Intake:

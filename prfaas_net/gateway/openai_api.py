@@ -18,6 +18,8 @@ from prfaas_net.nodes.messages import MAX_BIASES, MAX_LOGPROBS, MAX_SALT_CHARS
 
 __all__ = ["ChatBody", "CompletionBody", "Options", "StreamOptions", "messages_of", "parse_body", "prompt_of"]
 
+# Each choice is a run of its own on the decode nodes.
+MAX_CHOICES = 16
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
 # What OpenAI gives a completion that names no bound.
@@ -30,7 +32,6 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 # Values with which an unsupported field means nothing. Clients send many of these as they are.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "n": (1,),
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
@@ -63,6 +64,7 @@ class Options(BaseModel):
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import orjson
 
@@ -24,12 +25,13 @@ def sse(body: dict[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(body) + b"\n\n"
 
 
-def usage_of(record: RequestRecord) -> dict[str, Any]:
-    """The ``usage`` block, as of now."""
+def usage_of(record: RequestRecord, *others: RequestRecord) -> dict[str, Any]:
+    """The ``usage`` block, as of now; of several choices the tokens are added up, and their prompt counts once."""
+    output_tokens = record.output_tokens + sum(other.output_tokens for other in others)
     return {
         "prompt_tokens": record.prompt_tokens,
-        "completion_tokens": record.output_tokens,
-        "total_tokens": record.prompt_tokens + record.output_tokens,
+        "completion_tokens": output_tokens,
+        "total_tokens": record.prompt_tokens + output_tokens,
         "prompt_tokens_details": {"cached_tokens": record.cached_tokens},
     }
 
@@ -57,12 +59,19 @@ class Shape(ABC):
             "model": model,
         }
         self._first = True
+        self._index = 0
+
+    def choice(self, index: int) -> Self:
+        """The same answer's shape for another of its choices. Taken before anything was written."""
+        shape = copy.copy(self)
+        shape._index = index
+        return shape
 
     def whole(self, pieces: Sequence[Piece], record: RequestRecord, prompt_ids: Sequence[int]) -> dict[str, Any]:
         """The body of an answer that is not streamed."""
         scored = [entry for piece in pieces for entry in piece.scored]
         choice = {
-            "index": 0,
+            "index": self._index,
             **self._whole("".join(piece.text for piece in pieces)),
             "logprobs": self._logprobs(scored) if scored else None,
             "finish_reason": record.finish_reason,
@@ -75,16 +84,17 @@ class Shape(ABC):
     def chunk(self, piece: Piece, usage: dict[str, Any] | None, *, with_usage: bool) -> dict[str, Any]:
         """A streamed piece; ``with_usage`` writes the field, with null for none."""
         logprobs = self._logprobs(piece.scored) if piece.scored else None
-        choice = {"index": 0, **self._part(piece.text), "logprobs": logprobs, "finish_reason": piece.finish_reason}
+        choice: dict[str, Any] = {"index": self._index, **self._part(piece.text)}
+        choice |= {"logprobs": logprobs, "finish_reason": piece.finish_reason}
         self._first = False
         if self.token_ids:
             choice["token_ids"] = [] if piece.token is None else [piece.token]
         body = {**self._head, "object": self.chunk_object, "choices": [choice]}
         return {**body, "usage": usage} if with_usage else body
 
-    def closing(self, record: RequestRecord) -> dict[str, Any]:
-        """The chunk after the last piece: usage, and no choices."""
-        return {**self._head, "object": self.chunk_object, "choices": [], "usage": usage_of(record)}
+    def closing(self, *records: RequestRecord) -> dict[str, Any]:
+        """The chunk after the last piece: usage over all choices, and no choices."""
+        return {**self._head, "object": self.chunk_object, "choices": [], "usage": usage_of(*records)}
 
     @abstractmethod
     def _whole(self, text: str) -> dict[str, Any]: ...

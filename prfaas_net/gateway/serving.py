@@ -6,13 +6,15 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import orjson
 from aiohttp import web
 
 from prfaas_net.errors import PrfaasError
-from prfaas_net.gateway.answer import Answer
+from prfaas_net.gateway.answer import Answer, Piece
 from prfaas_net.gateway.api_errors import ApiError, error_body, status_of
+from prfaas_net.gateway.choices import Choices
 from prfaas_net.gateway.config import GatewayConfig
 from prfaas_net.gateway.instruments import GatewayMetrics
 from prfaas_net.gateway.intake import Intake, Job
@@ -74,20 +76,31 @@ class Serving:
         Raises:
             PrfaasError: it failed before any of the answer was sent.
         """
-        with self._admitted():
+        with self._admitted(1):
             record = RequestRecord(internal_id())
             self.records.add(client_id(), record)
             try:
                 job = await self.intake.understand(request, body, shape, record)
-                if job.options.stream:
-                    return await self._stream(request, job)
-                return await self._whole(job)
             except PrfaasError as error:
                 record.error = error.line()
                 raise
-            finally:
-                if record.policy is not None:
-                    self._account(record)
+            jobs = [job.choice(index) for index in range(job.options.n or 1)]
+            with self._admitted(len(jobs) - 1):
+                return await self._answered(request, jobs)
+
+    async def _answered(self, request: web.Request, jobs: list[Job]) -> web.StreamResponse:
+        """Answer with one choice for each job."""
+        for index, job in enumerate(jobs[1:], start=1):
+            self.records.add(f"{client_id()}-{index}", job.record)
+        try:
+            return await (self._stream(request, jobs) if jobs[0].options.stream else self._whole(jobs))
+        except PrfaasError as error:
+            _note_failure(jobs, error)
+            raise
+        finally:
+            for job in jobs:
+                if job.record.policy is not None:
+                    self._account(job.record)
 
     def _account(self, record: RequestRecord) -> None:
         """Count and log a request that was decided on and is over."""
@@ -105,8 +118,8 @@ class Serving:
         )
 
     @contextmanager
-    def _admitted(self) -> Iterator[None]:
-        if self._in_flight >= self._config.max_concurrent_requests:
+    def _admitted(self, n: int) -> Iterator[None]:
+        if self._in_flight + n > self._config.max_concurrent_requests:
             raise ApiError(
                 "too many requests at once",
                 status=429,
@@ -114,59 +127,90 @@ class Serving:
                 expected=f"at most {self._config.max_concurrent_requests} in flight",
                 do="try again later",
             )
-        self._in_flight += 1
+        self._in_flight += n
         self._instruments.in_flight.set(self._in_flight)
         try:
             yield
         finally:
-            self._in_flight -= 1
+            self._in_flight -= n
             self._instruments.in_flight.set(self._in_flight)
 
     def _answer(self, run: Run, job: Job) -> Answer:
         return Answer(run, self._tokenizer.stream(), job.stops, job.options.min_tokens or 0)
 
-    async def _whole(self, job: Job) -> web.Response:
-        async with self._lifecycle.serve(job.request, job.record) as run:
-            pieces = [piece async for piece in self._answer(run, job)]
-            if job.explain:
-                await run.settle(REPORT_WAIT_S)
-        body = job.shape.whole(pieces, job.record, job.request.token_ids)
-        if job.explain:
-            body["prfaas"] = job.record.to_json()
+    async def _whole(self, jobs: list[Job]) -> web.Response:
+        choices = Choices(jobs)
+
+        async def one(job: Job) -> dict[str, Any]:
+            pieces: list[Piece] = []
+            async with self._lifecycle.serve(job.request, job.record) as run:
+                async for piece in self._answer(run, job):
+                    choices.began()
+                    pieces.append(piece)
+                if job.explain:
+                    await run.settle(REPORT_WAIT_S)
+            return job.shape.whole(pieces, job.record, job.request.token_ids)
+
+        bodies = await choices.run(one)
+        body = bodies[0]
+        if len(jobs) > 1:
+            body["choices"] = [choice for other in bodies for choice in other["choices"]]
+            body["usage"] = usage_of(*(job.record for job in jobs))
+        if jobs[0].explain:
+            body["prfaas"] = _explained(jobs)
         return web.Response(body=orjson.dumps(body), content_type="application/json")
 
-    async def _stream(self, request: web.Request, job: Job) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, jobs: list[Job]) -> web.StreamResponse:
         """Headers leave with the first token, so that whatever fails before it still gets a status of its own.
 
         Where that takes long, they leave with the first ping.
         """
         response = web.StreamResponse(headers=STREAM_HEADERS)
-        options, record = job.options, job.record
+        options, shape = jobs[0].options, jobs[0].shape
         with_usage = options.include_usage or options.continuous_usage
-        pings = Pings(request, response)
-        try:
-            async with pings, self._lifecycle.serve(job.request, record) as run:
+        pings, choices = Pings(request, response), Choices(jobs)
+
+        async def one(job: Job) -> None:
+            async with self._lifecycle.serve(job.request, job.record) as run:
                 async for piece in self._answer(run, job):
+                    # The other choices begin when this is set: by then the headers are the first one's to write.
                     await pings.stop()
                     if not response.prepared:
                         await response.prepare(request)
-                    usage = usage_of(record) if options.continuous_usage else None
+                    choices.began()
+                    usage = usage_of(job.record) if options.continuous_usage else None
                     await response.write(sse(job.shape.chunk(piece, usage, with_usage=with_usage)))
                 if job.explain:
                     await run.settle(REPORT_WAIT_S)
+
+        try:
+            async with pings:
+                await choices.run(one)
         except PrfaasError as error:
             if not response.prepared:
                 raise
-            record.error = error.line()
+            _note_failure(jobs, error)
             set_outcome(status_of(error))
             await _last_words(request, response, sse(error_body(error)))
             return response
         closing = b""
-        if options.include_usage or job.explain:
-            body = job.shape.closing(record)
-            closing = sse({**body, "prfaas": record.to_json()} if job.explain else body)
+        if options.include_usage or jobs[0].explain:
+            body = shape.closing(*(job.record for job in jobs))
+            closing = sse({**body, "prfaas": _explained(jobs)} if jobs[0].explain else body)
         await _last_words(request, response, closing + DONE)
         return response
+
+
+def _note_failure(jobs: list[Job], error: PrfaasError) -> None:
+    """One choice that fails fails them all."""
+    for job in jobs:
+        job.record.error = job.record.error or error.line()
+
+
+def _explained(jobs: list[Job]) -> dict[str, Any] | list[dict[str, Any]]:
+    """The record of the one choice, or those of all."""
+    records = [job.record.to_json() for job in jobs]
+    return records[0] if len(records) == 1 else records
 
 
 async def _last_words(request: web.Request, response: web.StreamResponse, data: bytes) -> None:

@@ -122,3 +122,56 @@ async def test_a_stream_that_waits_little_keeps_its_status(bench: Bench) -> None
     bench.fleet.decode.script = Script(refuse=PeerError("no luck"))
     status, answer, _ = await bench.post("/v1/completions", {"prompt": "Hi", "stream": True})
     assert (status, answer["error"]["type"]) == (502, "upstream_error")
+
+
+async def test_several_choices_are_runs_of_their_own(bench: Bench) -> None:
+    """Each with its index and seed; their tokens are added up, the prompt counts once."""
+    answer = await bench.complete(n=3, seed=7, max_tokens=4, explain=True)
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+    assert [choice["text"] for choice in answer["choices"]] == ["Hell"] * 3
+    assert answer["usage"]["prompt_tokens"] == 2 and answer["usage"]["completion_tokens"] == 12
+    calls = bench.fleet.decode.calls
+    assert [call["sampling"]["seed"] for call in calls] == [7, 8, 9]
+    assert len({call["request_id"] for call in calls}) == 3
+    assert [record["request_id"] for record in answer["prfaas"]] == [call["request_id"] for call in calls]
+
+
+async def test_other_choices_wait_for_the_first_token_of_the_first(bench: Bench) -> None:
+    """Until its prompt is in the cache they would only compute it again."""
+    bench.fleet.near.script = script = Script(hold_at=0)
+    asking = asyncio.create_task(bench.complete(n=2, max_tokens=2))
+    await asyncio.wait_for(script.gate.reached.wait(), 5)
+    await bench.fleet.decode.next_polls(2)
+    assert len(bench.fleet.decode.calls) == 1
+    script.gate.go_on.set()
+    assert len((await asking)["choices"]) == 2
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_streamed_choices_are_told_apart(bench: Bench, path: str) -> None:
+    """One chunk a token and choice, under one id; one usage chunk, one end."""
+    body = {"messages": [USER]} if path.endswith("chat/completions") else {}
+    events = await bench.stream(path, n=2, max_tokens=3, stream_options={"include_usage": True}, **body)
+    assert events[-1] == "[DONE]" and events[-2]["choices"] == []
+    assert events[-2]["usage"]["completion_tokens"] == 6
+    chunks = [event["choices"][0] for event in events[:-2]]
+    for index in range(2):
+        own = [chunk for chunk in chunks if chunk["index"] == index]
+        assert "".join(c["text"] if "text" in c else c["delta"]["content"] for c in own) == "Hel"
+        assert [c["finish_reason"] for c in own] == [None, None, "length"]
+        assert "delta" not in own[0] or [c["delta"].get("role") for c in own] == ["assistant", None, None]
+    assert len({event["id"] for event in events[:-1]}) == 1
+
+
+async def test_one_choice_that_fails_fails_them_all(bench: Bench) -> None:
+    """Nobody gets fewer choices than were asked for, and nothing is left running."""
+    bench.fleet.decode.script = Script(fail_at=2, error=PeerError("no luck"))
+    status, answer, _ = await bench.post("/v1/completions", {"prompt": "Hi", "n": 3})
+    assert status >= 500 and "no luck" in answer["error"]["message"]
+
+
+async def test_choices_count_against_the_bound_on_requests() -> None:
+    async with open_bench(max_concurrent_requests=3) as bench:
+        status, _, headers = await bench.post("/v1/completions", {"prompt": "Hi", "n": 4})
+        assert (status, headers["Retry-After"]) == (429, "1")
+        assert len((await bench.complete(n=3, max_tokens=1))["choices"]) == 3

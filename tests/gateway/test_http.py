@@ -31,7 +31,7 @@ BAD: list[tuple[str, str, Any, int, str | None, str]] = [
     ("too long", COMPLETIONS, {"prompt": "x" * 4096}, 400, "prompt", "too long for this model"),
     ("too long ids", COMPLETIONS, {"prompt": [7] * 5000}, 400, "prompt", "at most 4096 tokens"),
     ("too many tokens", COMPLETIONS, {"prompt": "x", "max_tokens": 4096}, 400, "prompt", "max_tokens together"),
-    ("n", COMPLETIONS, {"prompt": "x", "n": 2}, 400, "n", "not supported yet"),
+    ("n", COMPLETIONS, {"prompt": "x", "n": 17}, 400, "n", "less than or equal to 16"),
     ("best_of", COMPLETIONS, {"prompt": "x", "best_of": 3}, 400, "best_of", "not supported yet"),
     ("logprobs", COMPLETIONS, {"prompt": "x", "logprobs": 21}, 400, "logprobs", "less than or equal to 20"),
     ("top_logprobs", CHAT, {"messages": [USER], "top_logprobs": 2}, 400, "top_logprobs", "needs logprobs: true"),
