@@ -170,6 +170,20 @@ async def test_kill_9_of_a_decode_node_while_it_lands_and_decodes(bench: Bench) 
     await nothing_is_held(bench)
 
 
+async def test_kill_9_of_a_decode_node_while_everything_is_on_its_way_to_it(bench: Bench) -> None:
+    """Nothing has landed: prompts are computed again for the other one, from what their prefill node has cached."""
+
+    async def strike() -> None:
+        await in_the_middle(bench, "PD decode node", "prfaas_kv_arena_used_bytes")
+        bench.fleet.processes["PD decode node"].kill()
+
+    load = Load(bench, 12)
+    load.check(await load.run(strike))
+    assert await fallbacks(bench, "decode_node") > 0
+    assert await fallbacks(bench, "error") == 0
+    await nothing_is_held(bench)
+
+
 async def test_after_a_kill_the_fleet_serves_without_the_node(bench: Bench) -> None:
     """It is taken out, and later requests are not even tried there."""
     bench.fleet.processes["PrfaaS prefill node"].kill()
