@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from prfaas_net.errors import PrfaasError, ProtocolError
+from prfaas_net.errors import BusyError, PrfaasError, ProtocolError
 from prfaas_net.gateway.attempt import Attempt
 from prfaas_net.gateway.ladder import Ladder, WaitingRoom, rest_of
 from prfaas_net.gateway.record import RequestRecord
@@ -141,7 +141,8 @@ class Run:
         await attempt.close()
         self._services.observe(RequestEnded(self.request.request_id))
         self._ladder.give_up(attempt, error)
-        log.warning("request %s: an attempt failed: %s", self.request.request_id, error.line())
+        level = logging.INFO if isinstance(error, BusyError) else logging.WARNING
+        log.log(level, "request %s: an attempt failed: %s", self.request.request_id, error.line())
         self._attempt = None
 
     def _token(self, event: Token) -> Token:

@@ -78,6 +78,7 @@ class Script:
         raw: send this line in place of the first token.
         split_finish: send the finish event in a write of its own.
         no_finish: end the answer without one.
+        no_landed: never say that the KVCache has landed.
         no_logprobs: send none, although they were asked for.
         cached_tokens: of the prompt, as found in the cache.
     """
@@ -93,6 +94,7 @@ class Script:
     raw: bytes | None = None
     split_finish: bool = False
     no_finish: bool = False
+    no_landed: bool = False
     no_logprobs: bool = False
     cached_tokens: Any = 0
 
@@ -207,9 +209,8 @@ class FakeNode:
 
         return handler
 
-    async def _broken(self, request: web.Request, response: web.StreamResponse) -> bool:
+    async def _broken(self, request: web.Request, response: web.StreamResponse, script: Script) -> bool:
         """Fail as scripted; true if the answer is over."""
-        script = self.script
         if script.error is not None:
             await response.write(_line({"event": "error", "error": script.error.to_wire()}))
             return True
@@ -234,7 +235,7 @@ class FakeNode:
             for index, token in enumerate(tokens):
                 if script.hold_at == index:
                     await script.gate.wait()
-                if script.fail_at == index and await self._broken(request, response):
+                if script.fail_at == index and await self._broken(request, response, script):
                     return
                 if index == 0:
                     await transfer
@@ -247,7 +248,7 @@ class FakeNode:
                     top = [[token + i, -0.5 - i] for i in range(call["sampling"]["logprobs"])]
                     event["logprobs"] = {"logprob": -0.5, "top": top}
                 lines = _line(event)
-                if index == 0:
+                if index == 0 and not script.no_landed:
                     lines += _line({"event": "landed", "at_s": 0.01})
                 if index == len(tokens) - 1 and not script.split_finish and not script.no_finish:
                     lines += _line(finish)
@@ -263,7 +264,7 @@ class FakeNode:
             await response.write(_line({"event": "started", "queued_s": 0.0, "cached_tokens": script.cached_tokens}))
             if script.hold_at is not None:
                 await script.gate.wait()
-            if script.fail_at is not None and await self._broken(request, response):
+            if script.fail_at is not None and await self._broken(request, response, script):
                 return
             n_tokens = len(call["token_ids"])
             await response.write(_line({"event": "progress", "tokens": n_tokens}))

@@ -188,6 +188,21 @@ async def test_the_repetition_penalty_needs_no_counting(bench: Bench) -> None:
     assert second.calls[0]["prompt_token_set"] == sorted(set(b"HiHell"))
 
 
+async def test_a_link_that_breaks_behind_the_first_token(bench: Bench) -> None:
+    """The seal has overtaken the data, and the client has its token; that one is not sent again."""
+    decode = bench.fleet.decode
+    script = decode.script = Script(no_landed=True, hold_at=1, fail_at=1, error=LinkError("every connection died"))
+    streaming = asyncio.create_task(bench.stream())
+    async with asyncio.timeout(5):
+        await script.gate.reached.wait()
+        decode.script = Script(tokens=tuple(ANSWER[1:].encode()))
+        script.gate.go_on.set()
+        assert text_of(await streaming) == ANSWER
+    assert [call["prompt_tokens"] for call in decode.calls] == [2, 3]
+    assert [len(node.calls) for node in (bench.fleet.near, bench.fleet.far)] == [1, 1]
+    assert await rungs(bench) == {"prefill_node": 1}
+
+
 async def test_an_answer_that_lacks_only_its_end_needs_nobody_else(bench: Bench) -> None:
     """All tokens were there: the decode node dies before it says so."""
     bench.fleet.decode.script = Script(tokens=tuple(b"Hello"), no_finish=True)
