@@ -75,7 +75,7 @@ async def open_tab(profile: Path) -> AsyncIterator[Tab]:
     assert CHROMIUM is not None
     process = await asyncio.create_subprocess_exec(
         CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-        "--disable-background-networking", "--disable-extensions", "--remote-debugging-port=0",
+        "--disable-background-networking", "--disable-extensions", "--hide-scrollbars", "--remote-debugging-port=0",
         f"--user-data-dir={profile}", "about:blank",
         stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
     )  # fmt: skip

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from tests.gateway.browser import CHROMIUM, Tab, open_tab
@@ -37,8 +38,10 @@ TEXTS = """
     const svg = node.parentElement.ownerSVGElement, frame = (svg || node.parentElement).getBoundingClientRect();
     const cut = svg ? box.left < frame.left - 1 || box.right > frame.right + 1
       : node.parentElement.scrollWidth > node.parentElement.clientWidth + 1 && node.parentElement.clientWidth > 0;
-    if (box.width > 0) found.push({text: node.textContent, left: box.left, right: box.right, top: box.top,
-      bottom: box.bottom, cut, size: parseFloat(getComputedStyle(node.parentElement).fontSize)});
+    // What is cut is not seen beyond its element.
+    const right = svg ? box.right : Math.min(box.right, frame.right);
+    if (box.width > 0) found.push({text: node.textContent, left: box.left, right, top: box.top, bottom: box.bottom,
+      cut, size: parseFloat(getComputedStyle(node.parentElement).fontSize)});
   }
   return found;
 })()
@@ -151,6 +154,62 @@ async def test_it_is_live(tmp_path: Path) -> None:
         await tab.until("document.getElementById('status').textContent === '1 of 3 nodes down'")
         assert not clashes(await tab.evaluate(TEXTS))
         keep("1280x800-trouble.png", await tab.screenshot())
+
+
+def large_fleet() -> dict[str, Any]:
+    """Four clusters, 18 nodes with long names, 24 links, every state; as ``GET /v1/fleet`` would tell."""
+    states = ["clear", "app-limited", "idle", "host-limited", "building", "congested", "down"]
+    kinds = {"prfaas-frankfurt": "prfaas", "prfaas-stockholm": "prfaas", "pd-amsterdam": "pd", "pd-warszawa": "pd"}
+    nodes = []
+    for cluster, kind in kinds.items():
+        roles = ["prefill"] * 4 if kind == "prfaas" else ["decode", "decode", "prefill", "prefill", "prefill"]
+        for number, role in enumerate(roles):
+            up = (cluster, number) != ("pd-warszawa", 4)
+            node = {"node": f"{cluster}-{role}-{number}", "cluster": cluster, "role": role, "up": up}
+            node |= {"problem": None if up else "a node cannot be reached", "restarts": 0, "max_batch_requests": 64}
+            nodes.append(node | {"queue_tokens": 123_456 * number, "running_requests": 48, "cached_blocks": 1_234_567})
+    senders = [node for node in nodes if node["role"] == "prefill"]
+    receivers = [node for node in nodes if node["role"] == "decode"]
+    links = [
+        {"from": sender["node"], "to": receiver["node"], "state": states[i % 7], "cause": None,
+         "available_bps": 9.87e10, "budget_bps": 1e11, "goodput_bps": 1.234e10 * (i % 7), "rtt_s": 0.0123,
+         "queueing_delay_s": 0.001, "retransmitted_share": 0.0123, "backlog_bytes": 1 << 30, "confidence": 1.0}
+        for i, (sender, receiver) in enumerate((s, r) for s in senders for r in receivers[:2])
+    ]  # fmt: skip
+    changes = [{"at_s": 1000.0 + 3 * i, "state": states[i % 7]} for i in range(100)]
+    verdicts = [{"from_cluster": a, "to_cluster": b, "changes": changes} for a in kinds for b in kinds if "pd" in b[:2]]
+    requests = [
+        {"at_s": 1.0 + i, "prompt_tokens": 37 * i * i + 1, "cached_tokens": i, "ttft_s": 0.001 * (i + 1) ** 1.5,
+         "prefilled_in": "x", "offloaded": i > 120, "failed": i % 50 == 0}
+        for i in range(500)
+    ]  # fmt: skip
+    return {
+        "now_s": 1300.0, "version": "0.1.0", "model": "a-model-with-a-long-name-1t-a32b-instruct",
+        "policy": "threshold", "threshold_tokens": 19_400, "offload_share": 0.7576, "requests_in_flight": 12_345,
+        "clusters": [{"cluster": name, "kind": kind} for name, kind in kinds.items()],
+        "nodes": nodes, "links": links, "verdicts": verdicts, "requests": requests,
+    }  # fmt: skip
+
+
+@in_chromium
+async def test_a_large_fleet_stays_readable(tmp_path: Path) -> None:
+    """Labels of links leave rather than lie over each other; the list has whole names."""
+    async with open_bench() as bench, open_tab(tmp_path / "profile") as tab:
+        for width, height in ((1280, 800), (390, 844)):
+            await tab.look(bench.gateway.url, width, height)
+            await tab.until("document.body.dataset.ready === 'true'")
+            answer = f"({{status: 200, ok: true, json: async () => ({orjson.dumps(large_fleet()).decode()})}})"
+            await tab.evaluate(f"fetch = async () => {answer}")
+            await tab.until("document.querySelectorAll('[data-node]').length === 18")
+            keep(f"{width}x{height}-large.png", await tab.screenshot())
+            assert await tab.evaluate("document.documentElement.scrollWidth") <= width
+            texts = await tab.evaluate(TEXTS)
+            assert not clashes(texts)
+            assert min(item["left"] for item in texts) >= 0
+            assert not await tab.evaluate("document.querySelectorAll('#topology [data-state]').length")
+            names = {node["node"] for node in large_fleet()["nodes"]}
+            assert not [item["text"] for item in texts if item["cut"] and item["text"].removesuffix(" →") in names]
+        assert not tab.problems
 
 
 @in_chromium
