@@ -8,6 +8,7 @@ from typing import Any
 from prfaas_net.errors import PeerError
 from tests.gateway.conftest import open_bench
 from tests.gateway.fakes import Script
+from tests.gateway.test_cache_watch import scripted as scripted_cache
 from tests.gateway.test_state_watch import link, scripted
 from tests.waiting import until
 
@@ -124,3 +125,13 @@ async def test_the_fleet_is_shown_to_holders_of_a_key_only() -> None:
         async with bench.http.get(bench.gateway.url) as answer:
             page = await answer.text()
             assert answer.status == 200 and "long-enough" not in page and "prfaas-0" not in page
+
+
+async def test_cached_blocks_are_those_that_a_node_told_of() -> None:
+    """Null where a node keeps no prefix cache: that is not the same as an empty one."""
+    async with scripted_cache() as (bench, script), asyncio.timeout(5):
+        script.snapshot(5)
+        while not (far := (await fleet_of(bench))["nodes"][0])["cached_blocks"]:  # noqa: ASYNC110 - over HTTP
+            await asyncio.sleep(0.01)
+        near = (await fleet_of(bench))["nodes"][1]
+        assert (far["cached_blocks"], near["cached_blocks"]) == (5, None)
