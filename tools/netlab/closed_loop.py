@@ -42,8 +42,8 @@ _MODEL = {
 VOCAB_SIZE = 4096
 # Longer prompts than this are the ones worth offloading; ``frozen`` offloads exactly them.
 THRESHOLD_TOKENS = 256
-# The fast node runs prompts in one go, the slow one a few tokens at a time.
-_FAST_CHUNK, _SLOW_CHUNK = "512", "6"
+# The fast node runs prompts in one go.
+_FAST_CHUNK = "512"
 _ARENA = "768MiB"
 _HEALTHY_LIMIT_S, _ANSWER_LIMIT_S = 60.0, 120.0
 
@@ -72,6 +72,7 @@ class Experiment:
         budget: that KVCache may use of it.
         requests_per_s: Poisson, of all prompts; ``long_share`` of them have ``long_tokens`` (from, to), the others
             ``short_tokens``.
+        slow_chunk_tokens: that the PD node runs at a time; the fewer, the slower.
         warm_s: before the competitor comes; ``event_s``: while it is there; ``after_s``: from then on.
         competitor_bps: what it is paced to, all its flows together.
         deadline_s: what the link's backlog may be worth at most; ``patience`` is what the router is given for it: how
@@ -86,6 +87,7 @@ class Experiment:
     long_tokens: tuple[int, int] = (384, 640)
     short_tokens: tuple[int, int] = (64, 128)
     output_tokens: int = 4
+    slow_chunk_tokens: int = 6
     warm_s: float = 25.0
     event_s: float = 30.0
     after_s: float = 25.0
@@ -183,7 +185,7 @@ def _plan(link: Link, model: Path, arm: Arm, experiment: Experiment, log: Path) 
     common = {"PRFAAS_PREFILL__CACHE__ENABLED": "false", "PRFAAS_DECODE__CACHE__ENABLED": "false"}
     fast = {"PRFAAS_PREFILL__PREFILL_CHUNK_TOKENS": _FAST_CHUNK, "PRFAAS_PREFILL__KV__TELEMETRY_LOG": str(log)}
     slow = {
-        "PRFAAS_PREFILL__PREFILL_CHUNK_TOKENS": _SLOW_CHUNK,
+        "PRFAAS_PREFILL__PREFILL_CHUNK_TOKENS": str(experiment.slow_chunk_tokens),
         "PRFAAS_GATEWAY__FLEET__FOLLOW_STATE": str(arm.follow_state).lower(),
         "PRFAAS_GATEWAY__LINK_PATIENCE": experiment.patience,
     }
