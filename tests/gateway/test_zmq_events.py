@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
+import time
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import msgpack
@@ -307,10 +309,30 @@ async def test_an_engine_that_does_not_replay_costs_a_deadline(context: Any) -> 
         await publisher.close()
 
 
+@contextmanager
+def taken(port: int) -> Iterator[None]:
+    """Nobody listens on a port, and nobody else can begin to."""
+    with socket.socket() as sock:
+        deadline_s = time.monotonic() + 5.0
+        while True:
+            try:
+                sock.bind(("127.0.0.1", port))
+                break
+            except OSError:  # ZeroMQ lets go of it in a thread of its own
+                assert time.monotonic() < deadline_s
+                time.sleep(0.01)
+        yield
+
+
 async def test_an_engine_that_is_not_there_costs_a_deadline(context: Any) -> None:
     publisher = Publisher(context)
-    listener = Listener(publisher)
+    listener, (one, two) = Listener(publisher), publisher.ports
     await publisher.close()
+    with taken(one), taken(two):
+        await _finds_nobody(listener)
+
+
+async def _finds_nobody(listener: Listener) -> None:
     follower = listener.events.followers[0]
     object.__setattr__(follower.source, "reply_s", 0.02)
     listener.events.start()
