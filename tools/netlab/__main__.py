@@ -127,6 +127,7 @@ def closed_loop(
     arm: Annotated[list[str] | None, typer.Option("--arm", help=f"Of {', '.join(ARMS)}; default: all.")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="Draw it into this PNG or SVG.")] = None,
     model: Annotated[Path, typer.Option("--model", help="Where the random model is kept.")] = Path("build/loop-model"),
+    arena: Annotated[str, typer.Option("--arena", help="Memory of each node for KVCache.")] = Experiment.arena,
     backend: Backend = None,
     json: Annotated[bool, typer.Option("--json", help="Print everything, timelines too, as JSON.")] = False,
 ) -> None:
@@ -134,7 +135,7 @@ def closed_loop(
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     if not (model / "tokenizer.json").exists():
         write_closed_loop_model(model)
-    experiment, arms = Experiment(), []
+    experiment, arms = Experiment(arena=arena), []
     for name in arm or ARMS:
         console.print(f"netlab: {name}, {experiment.total_s:.0f} s")
         with link(backend=backend, **experiment.link()) as made:

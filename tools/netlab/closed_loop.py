@@ -44,7 +44,6 @@ VOCAB_SIZE = 4096
 THRESHOLD_TOKENS = 256
 # The fast node runs prompts in one go.
 _FAST_CHUNK = "512"
-_ARENA = "768MiB"
 _HEALTHY_LIMIT_S, _ANSWER_LIMIT_S = 60.0, 120.0
 
 
@@ -72,6 +71,7 @@ class Experiment:
         budget: that KVCache may use of it.
         requests_per_s: Poisson, of all prompts; ``long_share`` of them have ``long_tokens`` (from, to), the others
             ``short_tokens``.
+        arena: memory of each node for KVCache. What is on its way has its place reserved, so a backlog fills it.
         slow_chunk_tokens: that the PD node runs at a time; the fewer, the slower.
         warm_s: before the competitor comes; ``event_s``: while it is there; ``after_s``: from then on.
         competitor_bps: what it is paced to, all its flows together.
@@ -87,6 +87,7 @@ class Experiment:
     long_tokens: tuple[int, int] = (384, 640)
     short_tokens: tuple[int, int] = (64, 128)
     output_tokens: int = 4
+    arena: str = "768MiB"
     slow_chunk_tokens: int = 6
     warm_s: float = 25.0
     event_s: float = 30.0
@@ -191,7 +192,7 @@ def _plan(link: Link, model: Path, arm: Arm, experiment: Experiment, log: Path) 
     }
     return FleetPlan(
         model=str(model), host=link.door("b"), port=0, threshold_tokens=THRESHOLD_TOKENS, policy=arm.policy,
-        budget=experiment.budget, arena=_ARENA,
+        budget=experiment.budget, arena=experiment.arena,
         prfaas=ClusterPlace(link.a.space, link.a.address, {**common, **fast}),
         pd=ClusterPlace(link.b.space, link.b.address, {**common, **slow}),
     )  # fmt: skip
