@@ -2,7 +2,9 @@
 # The first process of a User Mode Linux guest whose root is this host's, read-only: runs the laboratory's own tests on
 # the guest's kernel, which has sch_netem. Prints what they say, and RESULT n.
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin PYTHONDONTWRITEBYTECODE=1 NETLAB=netem NETLAB_REQUIRED=1
-mount -t proc proc /proc && mount -t sysfs sys /sys && mount -t tmpfs tmpfs /run && mount -t tmpfs tmpfs /tmp
+mount -t proc proc /proc && mount -t sysfs sys /sys && mount -t tmpfs tmpfs /run
+# Not over /tmp: the project may lie there.
+mkdir /run/tmp && export TMPDIR=/run/tmp
 modules="/usr/lib/uml/modules/$(uname -r)/kernel"
 for module in sched/sch_ingress sched/cls_matchall sched/act_mirred sched/sch_netem sched/sch_tbf sched/sch_red; do
     insmod "$modules/net/$module.ko"
