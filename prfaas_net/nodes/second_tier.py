@@ -13,6 +13,8 @@ __all__ = ["SecondTier"]
 
 # Payloads that wait to be written; more are not kept. Bounds memory where the disk is slower than prefill.
 MAX_WAITING_BYTES = 256 * MiB
+# A disk that takes longer than this for one payload saves no work: it is a miss, and computed.
+READ_TIMEOUT_S = 5.0
 
 
 class SecondTier:
@@ -37,8 +39,11 @@ class SecondTier:
             return (key, group) in self._known
 
     def read(self, key: bytes, group: KvKind, n_bytes: int) -> bytes | None:
-        """A payload, checked, or None. Blocks for a disk read, behind what is being written."""
-        payload = self._thread.submit(self._store.get, key, group).result()
+        """A payload, checked, or None. Blocks for a disk read, behind what is being written; not for ever."""
+        try:
+            payload = self._thread.submit(self._store.get, key, group).result(READ_TIMEOUT_S)
+        except TimeoutError:
+            return None
         if payload is None or len(payload) != n_bytes:
             with self._lock:
                 self._known.discard((key, group))
