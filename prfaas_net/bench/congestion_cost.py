@@ -8,10 +8,10 @@ from contextlib import ExitStack
 from typing import Any
 
 from prfaas_net.congestion.detectors import make_detector
+from prfaas_net.congestion.looking import LOOK_MANY_S, LOOK_S
 from prfaas_net.congestion.samples import LinkSample
 from prfaas_net.congestion.tcp_info import TcpInfo
 from prfaas_net.transport.stats import read_tcp_info
-from prfaas_net.transport.telemetry import LOOK_MANY_S, LOOK_S
 
 __all__ = ["telemetry_cost"]
 

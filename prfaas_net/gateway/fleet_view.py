@@ -15,10 +15,9 @@ from prfaas_net import __version__
 from prfaas_net.clock import Clock
 from prfaas_net.gateway.cache_watch import CacheWatch
 from prfaas_net.gateway.fleet import Fleet, WatchedNode
-from prfaas_net.gateway.link_book import LinkReport
 from prfaas_net.gateway.record import RequestRecord
 from prfaas_net.gateway.state_watch import StateWatch
-from prfaas_net.scheduling import ClusterKind, FleetEvent, LinkSeen, Router
+from prfaas_net.scheduling import ClusterKind, FleetEvent, LinkReport, LinkSeen, Router
 
 __all__ = ["FleetView"]
 

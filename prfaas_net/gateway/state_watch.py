@@ -8,9 +8,8 @@ from typing import Any, ClassVar
 from prfaas_net.gateway.calls import NodeClient
 from prfaas_net.gateway.fleet import WatchedNode
 from prfaas_net.gateway.follower import Follower
-from prfaas_net.gateway.link_book import LinkBook, LinkReport, parse_links
 from prfaas_net.nodes.messages import NodeInfo
-from prfaas_net.scheduling import LinkSeen, QueueSeen
+from prfaas_net.scheduling import LinkBook, LinkReport, LinkSeen, QueueSeen, parse_links
 
 __all__ = ["StateWatch"]
 

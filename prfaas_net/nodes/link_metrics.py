@@ -67,6 +67,12 @@ def describe_links(links: Iterable[LinkBase]) -> list[dict[str, Any]]:
     """The answer to ``GET /v1/links``."""
     rows = [(link, link.stats()) for link in links]
     return [
-        {"peer": stats.peer, "boot_id": link.peer_boot_id, "budget_bps": stats.budget_bps, **stats.verdict.to_json()}
+        {
+            "peer": stats.peer,
+            "boot_id": link.peer_boot_id,
+            "budget_bps": stats.budget_bps,
+            "configured_budget_bps": link.options.budget_bps,
+            **stats.verdict.to_json(),
+        }
         for link, stats in rows
     ]

@@ -25,6 +25,7 @@ from prfaas_net.scheduling.events import (
 )
 from prfaas_net.scheduling.kv_config import kv_size_of_config
 from prfaas_net.scheduling.lengths import EmpiricalLengths, LengthDistribution, TruncatedLogNormal
+from prfaas_net.scheduling.link_book import LinkBook, LinkReport, parse_links
 from prfaas_net.scheduling.links import LinkLoad
 from prfaas_net.scheduling.planner import Convert, Drain, Instruction, KeepRole, Planner, PlannerSettings, SetThreshold
 from prfaas_net.scheduling.policies import LocalPolicy, RandomPolicy, RemotePolicy
@@ -67,7 +68,9 @@ __all__ = [
     "KeepRole",
     "KvSize",
     "LengthDistribution",
+    "LinkBook",
     "LinkLoad",
+    "LinkReport",
     "LinkSeen",
     "LocalPolicy",
     "NodeDown",
@@ -107,6 +110,7 @@ __all__ = [
     "kv_throughput_bps",
     "load_log",
     "make_policy",
+    "parse_links",
     "policy_names",
     "replay",
     "solve",

@@ -113,6 +113,7 @@ class LinkSeen:
         state: the detector's verdict.
         available_bps: what it could carry for us now; None if that is unknown.
         budget_bps: what KVCache may use of it; None leaves it as it was.
+        paced_bps: what it is held to now, since it was in trouble; None: to its budget.
     """
 
     source: str
@@ -121,6 +122,7 @@ class LinkSeen:
     available_bps: float | None = None
     budget_bps: float | None = None
     rtt_s: float | None = None
+    paced_bps: float | None = None
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ class LinkLoad:
     Attributes:
         source, destination: clusters.
         budget_bps: what KVCache may use of it; 0 while that is not known.
+        paced_bps: what it is held to now, since it was in trouble; 0: to its budget.
         available_bps: what it carries now, by the last verdict.
         state: the last verdict's.
         rtt_s: of the empty path.
@@ -39,6 +40,7 @@ class LinkLoad:
     rtt_s: float = 0.0
     promised_bits: float = 0.0
     transfers: int = 0
+    paced_bps: float = 0.0
 
     @property
     def name(self) -> str:
@@ -53,7 +55,9 @@ class LinkLoad:
     @property
     def rate_bps(self) -> float:
         """What is counted on, in bits/s; 0 where the link was never described."""
-        rate, budget = self.available_bps, self.budget_bps
+        rate, budget, paced = self.available_bps, self.budget_bps, self.paced_bps
+        if paced and (paced < budget or not budget):
+            budget = paced
         if rate <= 0.0:
             rate = budget * _TRUST.get(self.state, 1.0)
         elif budget and (rate > budget or self.state in _AT_LEAST):

@@ -232,6 +232,7 @@ class Router:
             link = self.state.links[key] = LinkLoad(event.source, event.destination)
         link.state = event.state
         link.available_bps = event.available_bps or 0.0
+        link.paced_bps = event.paced_bps or 0.0
         if event.budget_bps is not None:
             link.budget_bps = event.budget_bps
         if event.rtt_s is not None:

@@ -16,6 +16,7 @@ from prfaas_net.clock import Clock
 from prfaas_net.congestion.budget import BudgetFollower
 from prfaas_net.congestion.detector import Detector
 from prfaas_net.congestion.detectors import make_detector
+from prfaas_net.congestion.looking import VerdictNews, look_within_s
 from prfaas_net.congestion.samples import LinkSample, LogHead, write_head, write_sample
 from prfaas_net.congestion.verdict import UNKNOWN, LinkState, Verdict
 from prfaas_net.transport.stats import read_tcp_info
@@ -26,11 +27,6 @@ __all__ = ["LinkTelemetry", "OnVerdict", "TelemetryLog"]
 
 OnVerdict = Callable[[Verdict], None]
 
-# Uniform between two bounds, so that no look keeps step with what the path does (Poisson in ndt7, for the same reason).
-LOOK_S, LOOK_MANY_S, MANY_CONNECTIONS = (0.010, 0.030), (0.030, 0.050), 8
-LOOK_IDLE_S = (0.200, 0.300)
-# Besides every change of state: when what is available has changed by so much, at most so often.
-NEWS_SHARE, NEWS_EVERY_S = 0.1, 0.1
 LOG_BYTES, LOG_BUFFER_BYTES = 64 * MiB, 1 << 16
 
 
@@ -99,7 +95,7 @@ class LinkTelemetry:
         self._log: TelemetryLog | None = None
         self._random = random.Random()
         self._timer: asyncio.Handle | None = None
-        self._told = UNKNOWN
+        self._news = VerdictNews()
 
     @property
     def budget_bps(self) -> int | None:
@@ -132,10 +128,7 @@ class LinkTelemetry:
 
     def _tick(self) -> None:
         n = self.look()
-        if self.verdict.state is LinkState.IDLE and not self._in_use():
-            bounds = LOOK_IDLE_S
-        else:
-            bounds = LOOK_S if n <= MANY_CONNECTIONS else LOOK_MANY_S
+        bounds = look_within_s(self.verdict.state, in_use=self._in_use(), connections=n)
         self._timer = asyncio.get_running_loop().call_later(self._random.uniform(*bounds), self._tick)
 
     def look(self) -> int:
@@ -169,16 +162,5 @@ class LinkTelemetry:
             before = self._follower.budget_bps
             if self._follower.follow(verdict, now=verdict.at_s) != before:
                 self._on_budget(self._follower.budget_bps)
-        if self._news(verdict):
-            self._told = verdict
-            if self.on_verdict is not None:
-                self.on_verdict(verdict)
-
-    def _news(self, verdict: Verdict) -> bool:
-        told = self._told
-        if verdict.state is not told.state or verdict.cause is not told.cause:
-            return True
-        if verdict.at_s - told.at_s < NEWS_EVERY_S:
-            return False
-        new, old = verdict.available_bps or 0.0, told.available_bps or 0.0
-        return abs(new - old) > NEWS_SHARE * max(new, old)
+        if self._news.is_news(verdict) and self.on_verdict is not None:
+            self.on_verdict(verdict)

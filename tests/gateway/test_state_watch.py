@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from prfaas_net.congestion.verdict import LinkState
-from prfaas_net.gateway.link_book import LinkBook, parse_links
-from prfaas_net.scheduling import LinkSeen
+from prfaas_net.scheduling import LinkBook, LinkSeen, parse_links
 from tests.gateway.conftest import Bench, open_bench
 from tests.gateway.feeds import FeedScript
 from tests.waiting import until
@@ -104,10 +103,16 @@ def test_links_of_two_clusters_are_added_up() -> None:
     """Rates add, the worst state speaks, the shortest round trip counts; one that was not measured is as good."""
     book = LinkBook()
     (first,) = book.note("a", "far", [("near", link("clear", "d0", available_bps=2e9, budget_bps=5e9))])
-    assert first == LinkSeen("far", "near", LinkState.CLEAR, 2e9, 5e9, 0.04)
+    assert first == LinkSeen("far", "near", LinkState.CLEAR, 2e9, 5e9, 0.04, 5e9)
     (both,) = book.note("b", "far", [("near", link("building", "d0", budget_bps=5e9, base_rtt_s=0.03))])
-    assert both == LinkSeen("far", "near", LinkState.BUILDING, 4e9, 10e9, 0.03)
+    assert both == LinkSeen("far", "near", LinkState.BUILDING, 4e9, 10e9, 0.03, 10e9)
     assert book.note("b", "far", [("near", link("building", "d0", budget_bps=5e9, base_rtt_s=0.03))]) == []
+
+
+def test_a_link_that_is_held_back_keeps_its_budget() -> None:
+    """What it is paced to now counts by itself, so that a router can tell a squeezed link from a thin one."""
+    (seen,) = LinkBook().note("a", "far", [("near", link("congested", budget_bps=1e9, configured_budget_bps=5e9))])
+    assert (seen.budget_bps, seen.paced_bps) == (5e9, 1e9)
 
 
 def test_a_link_counts_as_down_when_all_are() -> None:

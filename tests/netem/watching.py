@@ -10,12 +10,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from prfaas_net.congestion.looking import LOOK_S
 from prfaas_net.congestion.path import PathDetector
 from prfaas_net.congestion.samples import LinkSample, LogHead, Mark, write_head, write_mark, write_sample
 from prfaas_net.congestion.signals import SignalTracker
 from prfaas_net.congestion.tcp_info import TcpInfo
 from prfaas_net.congestion.verdict import LinkState, Verdict
-from prfaas_net.transport.telemetry import LOOK_S
 from tools.netlab import Link, Load
 
 __all__ = ["RECORD", "Watched", "states"]

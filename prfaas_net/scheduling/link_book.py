@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from prfaas_net.congestion.verdict import LinkState
-from prfaas_net.scheduling import LinkSeen
+from prfaas_net.scheduling.events import LinkSeen
 
 __all__ = ["LinkBook", "LinkReport", "parse_links"]
 
@@ -26,7 +26,7 @@ def parse_links(body: object) -> list[LinkReport] | None:
     for row in body:
         if not isinstance(row, dict) or not isinstance(row.get("peer"), str) or row.get("state") not in _STATES:
             return None
-        rates = [row.get(name) for name in ("available_bps", "budget_bps", "base_rtt_s")]
+        rates = [row.get(name) for name in ("available_bps", "budget_bps", "configured_budget_bps", "base_rtt_s")]
         if not all(rate is None or (isinstance(rate, int | float) and 0 <= rate < 1e15) for rate in rates):
             return None
         reports.append(row)
@@ -80,7 +80,9 @@ class LinkBook:
         states = {report["state"] for report in up}
         state = next(state for state in _WORST if state.value in states)
         known = [report["available_bps"] for report in up if report.get("available_bps")]
-        budgets = [report.get("budget_bps") for report in up]
+        paced = [report.get("budget_bps") for report in up]
+        # A node that says only what it is paced to now is taken to be configured so.
+        budgets = [report.get("configured_budget_bps") or report.get("budget_bps") for report in up]
         rtts = [report["base_rtt_s"] for report in up if report.get("base_rtt_s")]
         return LinkSeen(
             *pair,
@@ -89,4 +91,5 @@ class LinkBook:
             sum(known) * len(up) / len(known) if known else None,
             sum(budget for budget in budgets if budget) if all(budgets) else None,
             min(rtts) if rtts else None,
+            sum(pace for pace in paced if pace) if all(paced) else None,
         )
