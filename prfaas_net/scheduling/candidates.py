@@ -85,11 +85,13 @@ class Predictor:
                     node, decode, kind, node.cluster == decode.cluster, cached, arrival.prompt_tokens - cached
                 )
                 candidate.wait_s, candidate.peers = wait_s, peers
-                self._predict(candidate, arrival, state)
+                self._predict(candidate, arrival, state, now)
                 found.append(candidate)
         return found
 
-    def with_copies(self, arrival: Arrival, candidates: list[Candidate], state: FleetState) -> list[Candidate]:
+    def with_copies(
+        self, arrival: Arrival, candidates: list[Candidate], state: FleetState, *, now: float
+    ) -> list[Candidate]:
         """For every candidate whose cluster holds less of the prompt than another: itself after a copy of that."""
         if not arrival.cached_tokens:
             return []
@@ -110,7 +112,7 @@ class Predictor:
             copied_s = (link.promised_bits + bits) / rate_bps + link.rtt_s
             new.wait_s = max(old.wait_s, copied_s)
             new.copy_from = holder
-            self._predict(new, arrival, state)
+            self._predict(new, arrival, state, now)
             if new.link is None:
                 # What it costs a link is the copy; its own transfer stays inside the cluster.
                 new.link, new.link_bits, new.link_s = link, bits, bits / rate_bps
@@ -145,7 +147,7 @@ class Predictor:
                 best, best_end, best_wait = node, end_s, wait_s
         return None if best is None else (best, best_wait)
 
-    def _predict(self, candidate: Candidate, arrival: Arrival, state: FleetState) -> None:
+    def _predict(self, candidate: Candidate, arrival: Arrival, state: FleetState, now: float) -> None:
         """Fill in the times of a candidate whose wait is known."""
         node, decode = candidate.node, candidate.decode
         candidate.prefill_s = prefill_s = node.prefill_s(candidate.incremental_tokens)
@@ -160,7 +162,7 @@ class Predictor:
                 link = state.links.get((node.cluster, decode.cluster))
                 if link is not None:
                     ttft_s = self._over(link, bits, candidate, ttft_s)
-        ttft_s += node.correction.bias_s
+        ttft_s += node.correction.bias_at(now)
         candidate.ttft_s = ttft_s if ttft_s > 0.0 else 0.0
 
     def _over(self, link: LinkLoad, bits: float, candidate: Candidate, prefilled_s: float) -> float:

@@ -167,7 +167,7 @@ class Router:
         assignment = self.state.land(request_id)
         node = self.state.nodes.get(assignment.prefill_node) if assignment else None
         if assignment is not None and node is not None:
-            node.correction.arrived(now - assignment.landed_at_s)
+            node.correction.arrived(now - assignment.landed_at_s, now=now)
 
     def _decision(self, request_id: str, best: Candidate, ranking: Ranking) -> Decision:
         node, decode = best.node, best.decode
@@ -248,7 +248,7 @@ class Router:
             decoders = [min(decoders, key=lambda node: node.load)]
         found = self.predictor.candidates(arrival, decoders, state, now=now, needed_tokens=needed)
         if policy.copies and arrival.cached_tokens:
-            found += self.predictor.with_copies(arrival, found, state)
+            found += self.predictor.with_copies(arrival, found, state, now=now)
         if len(decoders) > 1:
             for candidate in found:
                 candidate.decode_wait_s = _decode_wait_s(candidate.decode, arrival)
