@@ -1,22 +1,22 @@
-"""One attempt at a request: a reservation on one decode node, a prefill on one node, and the tokens that come of it.
+"""One attempt at a request: one node that decodes it, one that computes its prompt, and the tokens that come of it.
 
-An attempt has one outcome: the answer, or one error together with the side whose fault it is.
+An attempt has one outcome: the answer, or one error together with the side whose fault it is. What is said to the two
+nodes, and in which order, is the business of their kind (:mod:`prfaas_net.gateway.engines`); this is what all kinds
+have in common: who is blamed, what is recorded, and how it ends early.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
-
-from prfaas_net.errors import CancelledByPeer, CorruptionError, InternalError, LinkError, PrfaasError, ProtocolError
-from prfaas_net.gateway.calls import NodeStream
+from prfaas_net.errors import CancelledByPeer, InternalError, PrfaasError, ProtocolError
 from prfaas_net.gateway.record import RequestRecord
 from prfaas_net.gateway.services import Finish, Services, ServingRequest, Token
-from prfaas_net.nodes.messages import DecodeCall, LogprobsModel, PrefillCall, SamplingModel, TransferReport
 from prfaas_net.scheduling import Decision, PrefillEnded, TransferLanded
 
 __all__ = ["Attempt", "Side"]
@@ -26,9 +26,8 @@ log = logging.getLogger(__name__)
 # When one node says "the other side cancelled", the cause is on the other side and arrives within a round trip or
 # two. So long it may take to be preferred.
 ROOT_CAUSE_WAIT_S = 0.25
-FINISH_REASONS = ("stop", "length")
-# What a decode node says of a KV stream that broke before it was whole: not its own fault.
-BROKEN_STREAM = (LinkError, CorruptionError, CancelledByPeer, ProtocolError)
+
+_T = TypeVar("_T")
 
 
 class Side(StrEnum):
@@ -39,7 +38,7 @@ class Side(StrEnum):
     DECODE = "decode node"
 
 
-class Attempt:
+class Attempt(ABC):
     """Reads one answer from one pair of nodes. Made and closed by a run, read by one task.
 
     Args:
@@ -70,78 +69,44 @@ class Attempt:
         self._record = record
         self._failure: PrfaasError | None = None
         self._waiting: asyncio.Timeout | None = None
-        self._decode: NodeStream | None = None
-        self._prefill: NodeStream | None = None
+        # In a task of its own: a prefill node may let us wait in its queue, and meanwhile the decode node must be
+        # listened to.
         self._prefilling: asyncio.Task[None] | None = None
         self._landed = False
         self._n_tokens = 0
 
+    # -- what each kind of node does its own way --------------------------------------------------------------------
+
     @property
+    @abstractmethod
     def finish_is_here(self) -> bool:
         """Whether :meth:`next` would return a :class:`Finish` without waiting."""
-        return self._decode is not None and self._decode.next_kind == "finish"
 
+    @abstractmethod
     async def start(self) -> None:
-        """Reserve on the decode node, start the prefill.
+        """Begin: whatever must have succeeded before anything is computed.
 
         Raises:
-            PrfaasError: the decode node could not be reached or refused.
+            PrfaasError: a node could not be reached or refused.
         """
-        request, services = self._request, self._services
-        self.side = Side.DECODE
-        sampling = SamplingModel.model_construct(**vars(request.sampling))
-        decode = services.fleet.find(self.decision.decode_node)
-        assert decode.info is not None
-        reserve = DecodeCall.model_construct(
-            request_id=request.request_id,
-            prompt_tokens=len(request.token_ids),
-            layout=decode.info.layout,
-            chunk_tokens=self.decision.chunk_tokens,
-            source_cluster=self.decision.prefill_cluster,
-            deadline_s=self._remaining_s(),
-            prompt_token_set=sorted(set(request.token_ids)) if request.sampling.counts_prompt else [],
-            prefix_keys=self._keys.hex(),
-            sampling=sampling,
-        )
-        self._decode = await services.client.open(decode.name, decode.url, "/v1/decode", reserve)
-        reserved = await self._decode.next()
-        if reserved["event"] != "reserved" or not isinstance(reserved.get("ticket"), dict):
-            raise self._unexpected(reserved, "a ticket")
-        self.reached("reserved")
-        self.side = Side.PREFILL
-        prefill = services.fleet.find(self.decision.prefill_node)
-        self.side = None
-        call = PrefillCall.model_construct(
-            request_id=request.request_id,
-            token_ids=list(request.token_ids),
-            ticket=reserved["ticket"],
-            deadline_s=self._remaining_s(),
-            cache_salt=request.cache_salt,
-            sampling=sampling,
-        )
-        # In a task of its own from the first byte on: a prefill node may let us wait in its queue, and meanwhile
-        # the decode node must be listened to.
-        self._prefilling = asyncio.create_task(
-            self._follow_prefill(prefill.name, prefill.url, call), name=f"prefill {request.request_id}"
-        )
 
+    @abstractmethod
     async def next(self) -> Token | Finish:
         """The next token, or the end.
 
         Raises:
             PrfaasError: the attempt failed; :attr:`side` says whose fault it is.
         """
-        while True:
-            event = await self._decode_event()
-            match event["event"]:
-                case "token":
-                    return self._token(event)
-                case "landed":
-                    self._landed = True
-                    self.reached("landed")
-                    self._services.observe(TransferLanded(self._request.request_id))
-                case "finish":
-                    return self._finish(event)
+
+    @abstractmethod
+    def _hang_up(self) -> None:
+        """Close every call that is open, at once."""
+
+    def _blame_decode(self, error: PrfaasError) -> Side:
+        """Whose fault an error is that the decode call ended in."""
+        return Side.DECODE
+
+    # -- the same for all -------------------------------------------------------------------------------------------
 
     async def settle(self, wait_s: float) -> None:
         """After the last token: wait for the transfer's report, so that the record is whole.
@@ -168,9 +133,7 @@ class Attempt:
         # The reader first: it must not take our own closing for a failure of the node.
         if self._prefilling is not None:
             self._prefilling.cancel()
-        for stream in (self._decode, self._prefill):
-            if stream is not None:
-                stream.close()
+        self._hang_up()
 
     async def close(self) -> None:
         """Close both calls. Safe at any time, in any state."""
@@ -189,15 +152,16 @@ class Attempt:
             if self._waiting is not None:
                 self._waiting.reschedule(asyncio.get_running_loop().time())
 
-    # -- the decode call ------------------------------------------------------------------------------------------
+    async def _unless_aborted(self, wait: Callable[[], Awaitable[_T]]) -> _T:
+        """What the decode side says next.
 
-    async def _decode_event(self) -> dict[str, Any]:
-        stream = self._decode
-        assert stream is not None
+        Raises:
+            PrfaasError: the first failure of any side; :attr:`side` is set.
+        """
         try:
             if self._failure is None:
                 async with asyncio.timeout(None) as self._waiting:
-                    return await stream.next()
+                    return await wait()
         except TimeoutError:
             if self._failure is None:
                 raise
@@ -206,92 +170,55 @@ class Attempt:
             if isinstance(error, CancelledByPeer) and self._prefilling is not None:
                 # If the prefill side has the cause, its task aborts this attempt while we wait here.
                 await asyncio.wait({self._prefilling}, timeout=ROOT_CAUSE_WAIT_S)
-            broken_stream = not self._landed and not stream.broken and isinstance(error, BROKEN_STREAM)
-            self._abort(error, Side.LINK if broken_stream else Side.DECODE)
+            self._abort(error, self._blame_decode(error))
         finally:
             self._waiting = None
         assert self._failure is not None
         raise self._failure
 
-    def _token(self, event: dict[str, Any]) -> Token:
-        token, index, finish = event.get("token"), event.get("index"), event.get("finish")
-        if finish not in (None, *FINISH_REASONS):
-            raise self._unexpected(event, "a finish reason that is known")
-        if type(token) is not int or token < 0 or index != self._n_tokens:
-            raise self._unexpected(event, f"token {self._n_tokens} of the answer")
-        if index == 0 and not self._found_cached(event):
-            raise self._unexpected(event, f"cached_tokens from 0 to {len(self._request.token_ids) - 1}")
-        self._n_tokens += 1
-        return Token(token, index, finish, self._logprobs(event))
+    def _follow_prefill(self, read: Callable[[], Awaitable[None]], blame: Callable[[PrfaasError], Side]) -> None:
+        """Read the prefill side in a task; its failure ends the attempt, unless decoding needs nothing more of it."""
 
-    def _logprobs(self, event: dict[str, Any]) -> LogprobsModel | None:
-        if self._request.sampling.logprobs is None:
-            return None
-        try:
-            return LogprobsModel.model_validate(event.get("logprobs"))
-        except ValidationError:
-            raise self._unexpected(event, "logprobs") from None
+        async def follow() -> None:
+            try:
+                await read()
+            except PrfaasError as error:
+                if isinstance(error, CancelledByPeer):
+                    # The decode side has the cause: let it speak first.
+                    await asyncio.sleep(ROOT_CAUSE_WAIT_S)
+                if self._landed:
+                    self._record.reasons.append(f"after landing, the prefill call failed: {error.line()}")
+                else:
+                    self._abort(error, blame(error))
+            except Exception as error:
+                log.exception("request %s: following the prefill failed", self._request.request_id)
+                self._abort(InternalError("following the prefill failed", found=repr(error)), None)
 
-    def _finish(self, event: dict[str, Any]) -> Finish:
-        if event.get("reason") not in FINISH_REASONS or self._n_tokens == 0:
-            raise self._unexpected(event, "a finish reason, after at least one token")
-        # The request is complete: what the prefill side still says can no longer spoil it.
+        self._prefilling = asyncio.create_task(follow(), name=f"prefill {self._request.request_id}")
+
+    def _note_prefilled(self) -> None:
+        """The prompt has passed every layer."""
+        self._record.prefilled_tokens = self._record.prompt_tokens
+        self.reached("prefilled")
+        self._services.observe(PrefillEnded(self._request.request_id))
+
+    def _note_landed(self) -> None:
+        """Decoding needs nothing more from the prefill side."""
         self._landed = True
-        return Finish(str(event["reason"]), self._n_tokens)
+        self.reached("landed")
+        self._services.observe(TransferLanded(self._request.request_id))
 
-    def _unexpected(self, event: dict[str, Any], expected: str, side: Side = Side.DECODE) -> ProtocolError:
-        self.side = side
-        node = self.decision.decode_node if side is Side.DECODE else self.decision.prefill_node
-        return ProtocolError(
-            "a node sent something out of order", expected=expected, found=repr(event)[:120], node=node
-        )
-
-    def _found_cached(self, event: dict[str, Any]) -> bool:
+    def _note_cached(self, cached: Any) -> bool:
         """What the prefill node really found in its cache; the router only knew what was told of it."""
-        cached = event.get("cached_tokens", 0)
         if type(cached) is not int or not 0 <= cached < len(self._request.token_ids):
             return False
         if not self.resumed:
             self._record.note_cached(cached)
         return True
 
-    # -- the prefill call -----------------------------------------------------------------------------------------
-
-    async def _follow_prefill(self, node_id: str, url: str, call: PrefillCall) -> None:
-        """Start the prefill and read its events to their end; on failure, end the attempt."""
-        stream = None
-        try:
-            stream = self._prefill = await self._services.client.open(node_id, url, "/v1/prefill", call)
-            while (event := await stream.next())["event"] != "done":
-                self._prefill_event(event)
-            self.reached("transferred")
-            self._record.note_report(TransferReport.model_validate(event.get("report")), resumed=self.resumed)
-        except ValidationError:
-            self._record.reasons.append("the prefill node's report could not be read")
-        except PrfaasError as error:
-            if isinstance(error, CancelledByPeer):
-                # The decode side has the cause: let it speak first.
-                await asyncio.sleep(ROOT_CAUSE_WAIT_S)
-            if self._landed:
-                # Decoding needs nothing more from it.
-                self._record.reasons.append(f"after landing, the prefill call failed: {error.line()}")
-            else:
-                over_link = stream is not None and not stream.broken and isinstance(error, LinkError)
-                self._abort(error, Side.LINK if over_link else Side.PREFILL)
-        except Exception as error:
-            log.exception("request %s: following the prefill failed", self._request.request_id)
-            self._abort(InternalError("following the prefill failed", found=repr(error)), None)
-
-    def _prefill_event(self, event: dict[str, Any]) -> None:
-        """Events of kinds that are not known are from a newer node, and ignored."""
-        match event:
-            case {"event": "started"}:
-                if not self._found_cached(event):
-                    raise self._unexpected(event, "cached_tokens of the prompt", Side.PREFILL)
-                self.reached("prefill_started")
-            case {"event": "progress", "tokens": int(tokens)}:
-                self._record.prefilled_tokens = min(tokens, self._record.prompt_tokens)
-            case {"event": "prefilled"}:
-                self._record.prefilled_tokens = self._record.prompt_tokens
-                self.reached("prefilled")
-                self._services.observe(PrefillEnded(self._request.request_id))
+    def _unexpected(self, found: Any, expected: str, side: Side = Side.DECODE) -> ProtocolError:
+        self.side = side
+        node = self.decision.decode_node if side is Side.DECODE else self.decision.prefill_node
+        return ProtocolError(
+            "a node sent something out of order", expected=expected, found=repr(found)[:120], node=node
+        )
