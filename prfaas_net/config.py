@@ -13,9 +13,10 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, SecretStr, ValidationError
 
 from prfaas_net.errors import ConfigError, PrfaasError
 from prfaas_net.units import parse_bytes, parse_duration, parse_rate
@@ -97,26 +98,40 @@ def _from_environment(prefix: str, environ: Mapping[str, str]) -> dict[str, Any]
     return tree
 
 
-def _names_at(model: type[BaseModel], path: tuple[Any, ...]) -> list[str]:
-    """Names that the table at ``path`` may hold."""
+def _plain(annotation: Any) -> Any:
+    """Without ``Annotated`` and ``| None``."""
+    while get_origin(annotation) in (Annotated, Union, UnionType):
+        annotation = next((kind for kind in get_args(annotation) if kind is not type(None)), None)
+    return annotation
+
+
+def _type_at(model: type[BaseModel], path: tuple[Any, ...]) -> Any:
+    """What stands at ``path``, through lists and tables by name; None if nothing does."""
+    here: Any = model
     for step in path:
-        field = model.model_fields.get(step) if isinstance(step, str) else None
-        annotation = field.annotation if field else None
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            return []
-        model = annotation
-    return list(model.model_fields)
+        if isinstance(here, type) and issubclass(here, BaseModel):
+            field = here.model_fields.get(step) if isinstance(step, str) else None
+            here = field.annotation if field else None
+        else:
+            # An element of a list, or a value of a table by name.
+            here = next((kind for kind in get_args(here)[::-1] if kind is not Ellipsis), None)
+        here = _plain(here)
+    return here
 
 
 def _explain(model: type[BaseModel], error: ValidationError, source: str) -> ConfigError:
     first = error.errors(include_url=False)[0]
     place = ".".join(str(step) for step in first["loc"]) or "(top)"
     if first["type"] == "extra_forbidden":
-        known = _names_at(model, first["loc"][:-1])
+        table = _type_at(model, first["loc"][:-1])
+        known = list(table.model_fields) if isinstance(table, type) and issubclass(table, BaseModel) else []
         near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
         return ConfigError(f"{source}: unknown key {place}", do=hint)
-    found = None if first["type"] == "missing" else repr(first.get("input"))[:120]
+    given = first.get("input")
+    # Secrets are not shown, nor are whole tables, which may hold some.
+    hidden = first["type"] == "missing" or isinstance(given, dict) or _type_at(model, first["loc"]) in (None, SecretStr)
+    found = None if hidden else repr(given)[:120]
     message = first["msg"].removeprefix("Value error, ")
     return ConfigError(f"{source}: {place}: {message}", found=found)
 

@@ -7,7 +7,7 @@ import sys
 import typer
 
 from prfaas_net import __version__
-from prfaas_net.cli import bench, doctor, gateway, node, plan, probe, relay, sim, top, up
+from prfaas_net.cli import bench, doctor, gateway, key, node, plan, probe, relay, sim, top, up
 from prfaas_net.errors import PrfaasError
 
 __all__ = ["app", "run"]
@@ -33,6 +33,7 @@ app.command("doctor")(doctor.doctor)
 app.command("probe")(probe.command)
 app.add_typer(bench.app, name="bench")
 app.add_typer(sim.app, name="sim")
+app.add_typer(key.app, name="key")
 app.command("plan")(plan.plan)
 
 

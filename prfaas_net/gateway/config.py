@@ -9,9 +9,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_va
 
 from prfaas_net.config import Bytes, Duration, Section, is_loopback
 from prfaas_net.errors import ConfigError
+from prfaas_net.gateway.keys import Key, KeyHash
 from prfaas_net.scheduling import ClusterKind, policy_names
 
-__all__ = ["ClusterSection", "FleetSection", "GatewayConfig", "HttpSection", "NodeSection"]
+__all__ = ["ApiKeySection", "ClusterSection", "FleetSection", "GatewayConfig", "HttpSection", "NodeSection"]
 
 
 def _node_url(url: str) -> str:
@@ -24,6 +25,46 @@ def _node_url(url: str) -> str:
 def _split(raw: object) -> object:
     """Environment variables carry lists as comma-separated text."""
     return [part.strip() for part in raw.split(",") if part.strip()] if isinstance(raw, str) else raw
+
+
+def _api_key(raw: object) -> object:
+    """A plain string is a key; one that looks like a hash is one."""
+    if isinstance(raw, str):
+        return {"hash" if raw.startswith(f"{KeyHash.SCHEME}:") else "key": raw}
+    return raw
+
+
+class ApiKeySection(Section):
+    """``[[api_keys]]``: one client, or all who share a key. ``prfaas key new`` makes one.
+
+    Attributes:
+        name: shown in logs and in the records of requests; by default ``key-1`` and so on.
+        hash: of the key.
+        key: the key itself instead, for a first try: whoever reads the file has it.
+        max_concurrent_requests: more than these with this key are answered 429.
+        admin: it may also reload the configuration (``POST /v1/reload``).
+    """
+
+    name: str = Field("", max_length=64)
+    hash: str | None = None
+    key: SecretStr | None = None
+    max_concurrent_requests: int | None = Field(None, ge=1)
+    admin: bool = False
+
+    @model_validator(mode="after")
+    def _check(self) -> ApiKeySection:
+        if (self.key is None) == (self.hash is None):
+            raise ConfigError("api_keys: each has a hash, or else a key", do="make a key and its hash: prfaas key new")
+        if self.key is not None and len(self.key.get_secret_value()) < 8:
+            raise ConfigError("api_keys: a key is too short", expected="at least 8 characters")
+        if self.hash is not None:
+            KeyHash.parse(self.hash)
+        return self
+
+    def holder(self, number: int) -> Key:
+        """The key as it is checked; ``number`` is its place in the list."""
+        stored = KeyHash.parse(self.hash) if self.hash else KeyHash.of(self.key.get_secret_value() if self.key else "")
+        return Key(self.name or f"key-{number}", stored, self.max_concurrent_requests, self.admin)
 
 
 class HttpSection(Section):
@@ -88,7 +129,8 @@ class GatewayConfig(Section):
         max_body: bytes of a request body.
         max_concurrent_requests: more than these are answered 429.
         chat_max_tokens: what a chat request that names no bound may generate.
-        api_keys: clients must send one of these as a bearer token; required off loopback.
+        api_keys: clients must send one of these as a bearer token; required off loopback. As text they are separated by
+            commas.
         node_key: secret shared with the nodes.
     """
 
@@ -103,7 +145,7 @@ class GatewayConfig(Section):
     max_body: Bytes = Field(32 << 20, ge=1)
     max_concurrent_requests: int = Field(1024, ge=1)
     chat_max_tokens: int = Field(256, ge=1)
-    api_keys: Annotated[tuple[SecretStr, ...], BeforeValidator(_split)] = ()
+    api_keys: Annotated[tuple[Annotated[ApiKeySection, BeforeValidator(_api_key)], ...], BeforeValidator(_split)] = ()
     node_key: SecretStr | None = None
     nodes: tuple[NodeSection, ...] = ()
     clusters: tuple[ClusterSection, ...] = ()
@@ -119,8 +161,6 @@ class GatewayConfig(Section):
                 expected="a loopback address, or at least one key that clients must send",
                 do="set api_keys, or http.host to 127.0.0.1",
             )
-        if any(len(key.get_secret_value()) < 8 for key in self.api_keys):
-            raise ConfigError("api_keys: a key is too short", expected="at least 8 characters")
         if self.node_key is not None and len(self.node_key.get_secret_value()) < 8:
             raise ConfigError("node_key is too short", expected="at least 8 characters")
         if self.policy not in policy_names():
@@ -128,8 +168,15 @@ class GatewayConfig(Section):
         urls = [node.url for node in self.nodes]
         if not urls:
             raise ConfigError("a gateway needs nodes", do='add [[nodes]] with url = "http://HOST:PORT"')
-        for kind, names in (("nodes", urls), ("clusters", [cluster.name for cluster in self.clusters])):
-            twice = sorted({name for name in names if names.count(name) > 1})
+        names: dict[str, list[str]] = {"nodes": urls, "clusters": [cluster.name for cluster in self.clusters]}
+        names["api_keys"] = [key.name for key in self.holders]
+        for kind, listed in names.items():
+            twice = sorted({name for name in listed if listed.count(name) > 1})
             if twice:
                 raise ConfigError(f"{kind}: listed twice", found=", ".join(twice))
         return self
+
+    @property
+    def holders(self) -> tuple[Key, ...]:
+        """The API keys, as they are checked."""
+        return tuple(section.holder(number) for number, section in enumerate(self.api_keys, start=1))

@@ -48,7 +48,7 @@ class Job:
         """The same request, for another choice of its answer: drawn with another seed, recorded by itself."""
         if index == 0:
             return self
-        request, record = self.request, RequestRecord(f"{self.request.request_id}-{index}")
+        request, record = self.request, RequestRecord(f"{self.request.request_id}-{index}", self.record.key_name)
         record.stages_s.update(self.record.stages_s)
         sampling = replace(request.sampling, seed=(request.sampling.seed + index) % (1 << 64))
         own = replace(request, request_id=record.request_id, sampling=sampling)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import logging
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -19,8 +17,9 @@ from aiohttp.typedefs import Middleware
 from prfaas_net.errors import InternalError, PrfaasError
 from prfaas_net.gateway.api_errors import ApiError, error_response
 from prfaas_net.gateway.instruments import GatewayMetrics
+from prfaas_net.gateway.keys import Key, KeyRing
 
-__all__ = ["CLIENT_GONE", "Handler", "Surroundings", "client_id", "internal_id", "set_outcome"]
+__all__ = ["CLIENT_GONE", "Handler", "Surroundings", "client_id", "client_key", "internal_id", "set_outcome"]
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -41,11 +40,13 @@ class _Exchange:
     Attributes:
         given: whether its id came from the client.
         outcome: the status to count, where it is not the one that was sent.
+        key: that it carries, where one is asked for.
     """
 
     request_id: str
     given: bool
     outcome: int | None = None
+    key: Key | None = None
 
 
 _exchange: ContextVar[_Exchange] = ContextVar("exchange")
@@ -54,6 +55,11 @@ _exchange: ContextVar[_Exchange] = ContextVar("exchange")
 def client_id() -> str:
     """The id that the client knows this request by."""
     return _exchange.get().request_id
+
+
+def client_key() -> Key | None:
+    """Whose request this is; None where no key is asked for."""
+    return _exchange.get().key
 
 
 def internal_id() -> str:
@@ -71,12 +77,12 @@ class Surroundings:
     """The middleware, in one.
 
     Args:
-        api_keys: plain keys, one of which every request for work or data must carry; empty: no key is asked for.
+        keys: one of which every request for work or data must carry; none: no key is asked for. May be replaced.
     """
 
-    def __init__(self, instruments: GatewayMetrics, api_keys: Sequence[str]) -> None:
+    def __init__(self, instruments: GatewayMetrics, keys: KeyRing) -> None:
         self._instruments = instruments
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in api_keys]
+        self.keys = keys
 
     async def echo_id(self, request: web.Request, response: web.StreamResponse) -> None:
         """Signal handler: every answer carries the id."""
@@ -117,7 +123,7 @@ class Surroundings:
 
     async def _answer(self, request: web.Request, handler: Handler, exchange: _Exchange) -> web.StreamResponse:
         try:
-            self._check_key(request)
+            exchange.key = self._find_key(request)
             return await handler(request)
         except PrfaasError as error:
             failure = error
@@ -136,20 +142,19 @@ class Surroundings:
         log.info("request %s: %d %s", exchange.request_id, response.status, failure.line())
         return response
 
-    def _check_key(self, request: web.Request) -> None:
-        if not self._digests or not request.path.startswith(_GUARDED):
-            return
+    def _find_key(self, request: web.Request) -> Key | None:
+        if not self.keys or not request.path.startswith(_GUARDED):
+            return None
         scheme, _, key = request.headers.get("Authorization", "").partition(" ")
-        digest = hashlib.sha256(key.strip().encode()).digest()
-        # Every key is compared, so that the time taken tells nothing.
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        if scheme.lower() != "bearer" or not any(matches):
+        found = self.keys.find(key.strip())
+        if scheme.lower() != "bearer" or found is None:
             raise ApiError(
                 "the API key is missing or wrong",
                 status=401,
                 api_code="invalid_api_key",
                 do="send Authorization: Bearer KEY",
             )
+        return found
 
 
 def _from_http(request: web.Request, error: web.HTTPException) -> PrfaasError:

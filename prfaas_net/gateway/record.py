@@ -52,6 +52,7 @@ class RequestRecord:
     """One request, as ``explain`` shows it.
 
     Attributes:
+        key_name: of the API key that it came with, where keys are asked for.
         prefilled_in: name of the cluster that runs the prompt.
         prefilled_tokens: prompt tokens that have passed every layer so far.
         cached_in: by cluster, how long a prefix of the prompt was known to be cached there when it was routed.
@@ -68,6 +69,7 @@ class RequestRecord:
     """
 
     request_id: str
+    key_name: str | None = None
     prompt_tokens: int = 0
     cached_in: dict[str, int] = field(default_factory=dict)
     cached_tokens: int = 0

@@ -22,6 +22,7 @@ from prfaas_net.gateway.fleet_view import FleetView
 from prfaas_net.gateway.follower import Follower
 from prfaas_net.gateway.http import HttpApi
 from prfaas_net.gateway.instruments import GatewayMetrics
+from prfaas_net.gateway.keys import KeyRing
 from prfaas_net.gateway.lifecycle import Lifecycle
 from prfaas_net.gateway.middleware import Surroundings
 from prfaas_net.gateway.run import Services
@@ -177,8 +178,7 @@ class Gateway:
         return 0 if node is None else node.pending_tokens
 
     def _application(self, fleet: Fleet, lifecycle: Lifecycle, view: FleetView) -> web.Application:
-        keys = [key.get_secret_value() for key in self.config.api_keys]
-        surroundings = Surroundings(self.instruments, keys)
+        surroundings = Surroundings(self.instruments, KeyRing(self.config.holders))
         serving = Serving(self.config, self._tokenizer, lifecycle, self.instruments)
         serving.on_end = view.served
         app = web.Application(middlewares=[surroundings.middleware], client_max_size=self.config.max_body)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,7 +20,7 @@ from prfaas_net.gateway.config import GatewayConfig
 from prfaas_net.gateway.instruments import GatewayMetrics
 from prfaas_net.gateway.intake import Intake, Job
 from prfaas_net.gateway.lifecycle import Lifecycle
-from prfaas_net.gateway.middleware import client_id, internal_id, set_outcome
+from prfaas_net.gateway.middleware import client_id, client_key, internal_id, set_outcome
 from prfaas_net.gateway.openai_api import Options
 from prfaas_net.gateway.openai_shapes import DONE, Shape, sse, usage_of
 from prfaas_net.gateway.pings import Pings
@@ -69,6 +70,7 @@ class Serving:
         self._lifecycle = lifecycle
         self._instruments = instruments
         self._in_flight = 0
+        self._in_flight_of: Counter[str] = Counter()
 
     async def serve(self, request: web.Request, body: type[Options], shape: type[Shape]) -> web.StreamResponse:
         """The whole way of one request.
@@ -77,7 +79,8 @@ class Serving:
             PrfaasError: it failed before any of the answer was sent.
         """
         with self._admitted(1):
-            record = RequestRecord(internal_id())
+            key = client_key()
+            record = RequestRecord(internal_id(), key.name if key else None)
             self.records.add(client_id(), record)
             try:
                 job = await self.intake.understand(request, body, shape, record)
@@ -119,21 +122,20 @@ class Serving:
 
     @contextmanager
     def _admitted(self, n: int) -> Iterator[None]:
-        if self._in_flight + n > self._config.max_concurrent_requests:
-            raise ApiError(
-                "too many requests at once",
-                status=429,
-                api_code="too_many_requests",
-                expected=f"at most {self._config.max_concurrent_requests} in flight",
-                do="try again later",
-            )
+        _check_bound("", self._in_flight + n, self._config.max_concurrent_requests)
+        key = client_key()
+        name = "" if key is None else key.name
+        if key is not None:
+            _check_bound(f" with key {name!r}", self._in_flight_of[name] + n, key.max_concurrent_requests)
         self._in_flight += n
+        self._in_flight_of[name] += n
         self._instruments.in_flight.set(self._in_flight)
         try:
             yield
         finally:
             self._in_flight -= n
             self._instruments.in_flight.set(self._in_flight)
+            self._in_flight_of[name] -= n
 
     def _answer(self, run: Run, job: Job) -> Answer:
         return Answer(run, self._tokenizer.stream(), job.stops, job.options.min_tokens or 0)
@@ -199,6 +201,21 @@ class Serving:
             closing = sse({**body, "prfaas": _explained(jobs)} if jobs[0].explain else body)
         await _last_words(request, response, closing + DONE)
         return response
+
+
+def _check_bound(whose: str, n: int, bound: int | None) -> None:
+    """
+    Raises:
+        ApiError: so many requests are too many.
+    """
+    if bound is not None and n > bound:
+        raise ApiError(
+            f"too many requests{whose} at once",
+            status=429,
+            api_code="too_many_requests",
+            expected=f"at most {bound} in flight",
+            do="try again later",
+        )
 
 
 def _note_failure(jobs: list[Job], error: PrfaasError) -> None:
