@@ -89,9 +89,11 @@ class Accepting:
         tasks = [*self._pending, *([self._accepting] if self._accepting is not None else [])]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if self._socket is not None:
-            self._socket.close()
+        try:
+            await asyncio.gather(*tasks, return_exceptions=True)
+        finally:
+            if self._socket is not None:
+                self._socket.close()
 
     async def _accept(self) -> None:
         assert self._socket is not None

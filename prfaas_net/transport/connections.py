@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from prfaas_net.clock import Clock
 from prfaas_net.errors import LinkError
 from prfaas_net.transport.driver import SessionDriver
-from prfaas_net.transport.lanes import Lane, SendLane
+from prfaas_net.transport.lanes import Lane, SendLane, join_lanes
 from prfaas_net.transport.options import LinkOptions, pace
 from prfaas_net.transport.streams import Stream
 from prfaas_net.wire import Event, OutgoingTransfer, PeerIdentity, SendingSession
@@ -119,9 +118,8 @@ class SendingConnections:
 
     async def join_lanes(self, timeout_s: float) -> None:
         """Shut the lanes down and wait for their threads."""
-        lanes: Sequence[Lane] = tuple(self.lanes.values())
         self.end_lanes()
-        await asyncio.gather(*(asyncio.to_thread(lane.join, timeout_s) for lane in lanes))
+        await join_lanes(self.lanes.values(), timeout_s)
 
     def _wake_lanes(self) -> None:
         """Under the lock: a frame from the receiver may have freed chunks to send."""

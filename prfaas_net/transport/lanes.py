@@ -7,10 +7,11 @@ a copy. A lane ends when its socket does; whoever wants it to end shuts the sock
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from prfaas_net.clock import Clock
 from prfaas_net.congestion.coding import CodingGovernor
@@ -30,7 +31,7 @@ from prfaas_net.wire import (
     SendOrder,
 )
 
-__all__ = ["Lane", "ReceiveLane", "SendLane", "batch_bytes"]
+__all__ = ["Lane", "ReceiveLane", "SendLane", "batch_bytes", "join_lanes"]
 
 # The event loop is woken when the session has news, when so much has landed, when so long has passed since it was last
 # woken, or when the sender says that nothing follows: each wake-up costs 50 us, and one a chunk costs a fifth of the
@@ -102,6 +103,17 @@ class Lane:
 
     def _run(self) -> None:
         raise NotImplementedError
+
+
+async def join_lanes(lanes: Iterable[Lane], timeout_s: float) -> None:
+    """Wait for the threads of lanes that were shut down, and give their descriptors back at once: what an ended
+    thread leaves to the loop is lost if the loop ends first."""
+
+    async def join(lane: Lane) -> None:
+        if await asyncio.to_thread(lane.join, timeout_s):
+            lane.close()
+
+    await asyncio.gather(*(join(lane) for lane in tuple(lanes)))
 
 
 class SendLane(Lane):

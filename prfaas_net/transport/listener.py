@@ -27,7 +27,7 @@ from prfaas_net.transport.driver import SessionDriver
 from prfaas_net.transport.handshaking import dial
 from prfaas_net.transport.identity import Identity
 from prfaas_net.transport.incoming import Inbox, Incoming
-from prfaas_net.transport.lanes import Lane, ReceiveLane
+from prfaas_net.transport.lanes import Lane, ReceiveLane, join_lanes
 from prfaas_net.transport.options import LinkOptions
 from prfaas_net.transport.security import Security
 from prfaas_net.transport.streams import Stream
@@ -91,6 +91,8 @@ class KvListener:
         self._lock = threading.Lock()
         self._inbox = Inbox(boot_id=identity.boot_id, clock=self._clock, lock=self._lock, writers=self)
         self._peers: dict[str, _Peer] = {}
+        # Of all peers, those too that are gone and whose threads have not ended yet.
+        self._lanes: set[Lane] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._accepting = Accepting(identity, self._security, self._options, role="sender", on_ready=self._join)
 
@@ -112,10 +114,9 @@ class KvListener:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         peers = list(self._peers.values())
-        lanes = [lane for peer in peers for lane in peer.lanes.values()]
         await asyncio.gather(*(p.driver.close("the receiver is shutting down", timeout_s=timeout_s) for p in peers))
         await self._inbox.abort_all()
-        await asyncio.gather(*(asyncio.to_thread(lane.join, timeout_s) for lane in lanes))
+        await join_lanes(self._lanes, timeout_s)
 
     def drain(self, reason: str = "the receiver is draining") -> None:
         """Ask every sender for no new transfers; those under way go on."""
@@ -252,6 +253,7 @@ class KvListener:
             number, stream, peer.session, lock=self._lock, clock=self._clock, wake=peer.driver.wake,
             on_end=lambda lane, error: self._lane_ended(peer, lane, error),
         )  # fmt: skip
+        self._lanes.add(lane)
         lane.start()
 
     def _lane_ended(self, peer: _Peer, lane: Lane, error: Exception | None) -> None:
@@ -268,6 +270,7 @@ class KvListener:
 
     def _forget_lane(self, peer: _Peer, lane: Lane) -> None:
         lane.close()
+        self._lanes.discard(lane)
         peer.lanes.pop(lane.number, None)
         peer.driver.pump()
 

@@ -211,10 +211,12 @@ async def test_field_09_connections_killed_all_the_time_leave_nothing_behind(
             number = 0
             while True:
                 await asyncio.sleep(0.05)
+                if not proxy.data_wires():
+                    continue  # a slow machine may not get through a handshake in 50 ms: let it
                 number += 1
                 if number % 4 == 0:
                     proxy.reset()
-                elif proxy.data_wires():
+                else:
                     proxy.data_wires()[-1].reset()
 
         await transfer(0)

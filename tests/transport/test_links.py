@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -348,3 +349,23 @@ async def test_close_leaves_no_thread_and_no_socket(listener: KvListener, connec
         assert lanes() >= 4
         await link.close()
     await until(lambda: not listener.connections and not lanes())
+
+
+async def test_a_listener_waits_for_the_threads_of_peers_that_are_gone(listener: KvListener, connect: Connect) -> None:
+    """A peer vanishes, and the thread of its connection is slow to end: closing gives that socket back too."""
+    link = await connect(1)
+    await until(lambda: listener._lanes)
+    (lane,) = listener._lanes
+    told = lane._on_end
+
+    def slowly(*args: Any) -> None:
+        ended.wait(5.0)
+        told(*args)
+
+    ended = threading.Event()
+    lane._on_end = slowly
+    await link.close()
+    await until(lambda: not listener._peers)
+    asyncio.get_running_loop().call_later(0.05, ended.set)
+    await listener.close()
+    assert lane.stream.sock.fileno() == -1
