@@ -33,7 +33,7 @@ from prfaas_net.scheduling.policy import Policy, PolicySettings, Ranking, make_p
 from prfaas_net.scheduling.profiles import DecodeProfile, KvSize, NodeProfile, PiecewiseLinear
 from prfaas_net.scheduling.replay import dump_log, load_log, replay
 from prfaas_net.scheduling.router import Router
-from prfaas_net.scheduling.state import ClusterKind, FleetState, NodeState, Role
+from prfaas_net.scheduling.state import Alone, ClusterKind, FleetState, NodeState, Role
 from prfaas_net.scheduling.threshold import Bandwidth, ThresholdPolicy
 from prfaas_net.scheduling.throughput import (
     Estimate,
@@ -50,6 +50,7 @@ from prfaas_net.scheduling.throughput import (
 from prfaas_net.scheduling.ttft import zero_load_ttft_s
 
 __all__ = [
+    "Alone",
     "Arrival",
     "Bandwidth",
     "Candidate",

@@ -8,9 +8,14 @@ from dataclasses import dataclass
 from prfaas_net.scheduling.events import Arrival
 from prfaas_net.scheduling.links import LinkLoad
 from prfaas_net.scheduling.profiles import KvSize
-from prfaas_net.scheduling.state import UNKNOWN_PREFILL_S, ClusterKind, FleetState, NodeState, Role
+from prfaas_net.scheduling.state import UNKNOWN_PREFILL_S, Alone, ClusterKind, FleetState, NodeState, Role
 
 __all__ = ["Candidate", "Predictor"]
+
+# A node that serves end to end is preferred for its cached prefix only while it runs no more than so many times the
+# requests of the least loaded one and so many more: vllm-router's and sglang-router's cache_aware policy balances by
+# the same two marks (1.5 and 64; there over hundreds of requests a worker).
+BALANCE_RATIO, BALANCE_REQUESTS = 1.5, 8
 
 
 @dataclass(slots=True)
@@ -80,6 +85,8 @@ class Predictor:
                 soonest.append((node, wait_s, cached, state.kind_of(cluster), len(nodes)))
         found = []
         for decode in decoders:
+            if decode.alone is Alone.ONLY:
+                continue
             for node, wait_s, cached, kind, peers in soonest:
                 candidate = Candidate(
                     node, decode, kind, node.cluster == decode.cluster, cached, arrival.prompt_tokens - cached
@@ -87,6 +94,50 @@ class Predictor:
                 candidate.wait_s, candidate.peers = wait_s, peers
                 self._predict(candidate, arrival, state, now)
                 found.append(candidate)
+        return found
+
+    def alone(
+        self,
+        arrival: Arrival,
+        decoders: Sequence[NodeState],
+        candidates: Sequence[Candidate],
+        state: FleetState,
+        *,
+        now: float,
+        needed_tokens: int,
+    ) -> list[Candidate]:
+        """For the cluster of every decode node, the one that would serve the request soonest all by itself.
+
+        Args:
+            candidates: with a prefill node; a cluster that is in them needs no node that only steps in.
+        """
+        found, helped = [], {c.node.cluster for c in candidates if c.local}
+        for cluster in dict.fromkeys(decode.cluster for decode in decoders):
+            able = [
+                node
+                for node in state.alone().get(cluster, ())
+                if node.max_model_tokens >= needed_tokens
+                and node.node_id not in arrival.excluded_nodes
+                and (node.alone is Alone.ONLY or cluster not in helped)
+            ]
+            if not able:
+                continue
+            loads = [node.running_requests + node.foreign_requests for node in able]
+            most = min(loads) * BALANCE_RATIO + BALANCE_REQUESTS
+            best: Candidate | None = None
+            for node, load in zip(able, loads, strict=True):
+                if load > most:
+                    continue
+                cached = arrival.cached_in(cluster, node.node_id)
+                candidate = Candidate(
+                    node, node, state.kind_of(cluster), True, cached, arrival.prompt_tokens - cached, peers=len(able)
+                )
+                candidate.wait_s = node.wait_s(now)
+                self._predict(candidate, arrival, state, now)
+                if best is None or (candidate.ttft_s, node.load) < (best.ttft_s, best.node.load):
+                    best = candidate
+            if best is not None:
+                found.append(best)
         return found
 
     def with_copies(
@@ -155,7 +206,7 @@ class Predictor:
         if self.kv is not None:
             bits = 8.0 * self.kv.increment(arrival.cached_in(decode.cluster), arrival.prompt_tokens)
             if candidate.local:
-                if self.local_bps:
+                if self.local_bps and node is not decode:
                     transfer_s = bits / self.local_bps
                     ttft_s = max(ttft_s, candidate.wait_s + transfer_s) if self.pipelined else ttft_s + transfer_s
             else:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from prfaas_net.congestion.verdict import LinkState
 from prfaas_net.errors import UsageError
 from prfaas_net.scheduling.profiles import NodeProfile
-from prfaas_net.scheduling.state import Role
+from prfaas_net.scheduling.state import Alone, Role
 
 __all__ = [
     "Arrival",
@@ -72,6 +72,7 @@ class NodeSeen:
     Attributes:
         profile: how long it takes; without one the router learns its pace from nothing.
         max_batch: requests that it decodes together; 0 if it does not say.
+        alone: whether it computes prompts itself (decode nodes).
     """
 
     node_id: str
@@ -81,6 +82,7 @@ class NodeSeen:
     prefill_chunk_tokens: int = 1
     profile: NodeProfile | None = None
     max_batch: int = 0
+    alone: Alone = Alone.NEVER
 
 
 @dataclass(frozen=True)
@@ -99,10 +101,11 @@ class NodeForgotten:
 
 @dataclass(frozen=True)
 class QueueSeen:
-    """A prefill node says how many prompt tokens others than us have queued there."""
+    """A node says how many prompt tokens others than us have queued there, and how many requests of theirs it runs."""
 
     node_id: str
     foreign_tokens: int
+    foreign_requests: int = 0
 
 
 @dataclass(frozen=True)

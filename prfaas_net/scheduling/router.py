@@ -26,7 +26,7 @@ from prfaas_net.scheduling.events import (
 )
 from prfaas_net.scheduling.links import LinkLoad
 from prfaas_net.scheduling.policy import Policy, Ranking
-from prfaas_net.scheduling.state import Assignment, ClusterKind, FleetState, NodeState, Role
+from prfaas_net.scheduling.state import Alone, Assignment, ClusterKind, FleetState, NodeState, Role
 
 __all__ = ["Router"]
 
@@ -125,9 +125,10 @@ class Router:
             case NodeForgotten(node_id):
                 state.nodes.pop(node_id, None)
                 state.changed()
-            case QueueSeen(node_id, foreign_tokens):
+            case QueueSeen(node_id, foreign_tokens, foreign_requests):
                 if node_id in state.nodes:
                     state.nodes[node_id].foreign_tokens = max(0, foreign_tokens)
+                    state.nodes[node_id].foreign_requests = max(0, foreign_requests)
             case LinkSeen():
                 self._link_seen(event)
             case ThresholdSet():
@@ -199,7 +200,7 @@ class Router:
         known = self.state.nodes.get(event.node_id)
         node = NodeState(
             event.node_id, event.cluster, event.role, event.max_model_tokens, event.prefill_chunk_tokens,
-            profile=event.profile, max_batch=event.max_batch,
+            profile=event.profile, max_batch=event.max_batch, alone=event.alone,
             shared=self.state.corrections.setdefault(event.cluster, Correction()),
         )  # fmt: skip
         self.state.nodes[event.node_id] = node
@@ -208,7 +209,7 @@ class Router:
             # What is in flight stays charged: its calls end one by one, also when the node has restarted.
             node.pending_tokens, node.running_requests = known.pending_tokens, known.running_requests
             node.queue, node.queued_s, node.head_since_s = known.queue, known.queued_s, known.head_since_s
-            node.foreign_tokens = known.foreign_tokens
+            node.foreign_tokens, node.foreign_requests = known.foreign_tokens, known.foreign_requests
             node.correction = known.correction if known.profile == event.profile else Correction()
         else:
             self._recharge(node, now)
@@ -247,6 +248,8 @@ class Router:
         if not policy.every_decode_cluster and len(decoders) > 1:
             decoders = [min(decoders, key=lambda node: node.load)]
         found = self.predictor.candidates(arrival, decoders, state, now=now, needed_tokens=needed)
+        if state.alone():
+            found += self.predictor.alone(arrival, decoders, found, state, now=now, needed_tokens=needed)
         if policy.copies and arrival.cached_tokens:
             found += self.predictor.with_copies(arrival, found, state, now=now)
         if len(decoders) > 1:
@@ -257,19 +260,18 @@ class Router:
         return found
 
     def _decoders(self, needed_tokens: int, excluded: Sequence[str]) -> list[NodeState]:
-        """The least loaded decode node of every cluster that could take the request."""
+        """The least loaded decode node of every cluster that could take the request; one that takes KVCache first."""
         found = []
         for nodes in self.state.groups(Role.DECODE).values():
-            best = None
+            best, alone = None, None
             for node in nodes:
                 if node.max_model_tokens < needed_tokens or node.node_id in excluded:
                     continue
-                if (
-                    best is None
-                    or node.running_requests < best.running_requests
-                    or (node.running_requests == best.running_requests and node.node_id < best.node_id)
-                ):
+                if node.alone is Alone.ONLY:
+                    alone = node if alone is None or _lighter(node, alone) else alone
+                elif best is None or _lighter(node, best):
                     best = node
+            best = best or alone
             if best is not None:
                 found.append(best)
         return found
@@ -297,10 +299,16 @@ class Router:
         )
 
 
+def _lighter(node: NodeState, other: NodeState) -> bool:
+    """Whether a decode node runs fewer requests than another, or comes first by name."""
+    ours, theirs = node.running_requests + node.foreign_requests, other.running_requests + other.foreign_requests
+    return ours < theirs or (ours == theirs and node.node_id < other.node_id)
+
+
 def _decode_wait_s(node: NodeState, arrival: Arrival) -> float:
     """Predicted seconds until a decode node has a place in its batch; 0 where its batch is not known."""
     decode = node.profile.decode if node.profile else None
-    over = node.running_requests + 1 - node.max_batch
+    over = node.running_requests + node.foreign_requests + 1 - node.max_batch
     if not node.max_batch or over <= 0 or decode is None:
         return 0.0
     return over * arrival.output_tokens * decode.step_s / node.max_batch

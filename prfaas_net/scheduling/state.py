@@ -11,7 +11,7 @@ from prfaas_net.scheduling.correction import Correction
 from prfaas_net.scheduling.links import LinkLoad
 from prfaas_net.scheduling.profiles import NodeProfile, PiecewiseLinear
 
-__all__ = ["Assignment", "ClusterKind", "FleetState", "NodeState", "Role"]
+__all__ = ["Alone", "Assignment", "ClusterKind", "FleetState", "NodeState", "Role"]
 
 # Of a node that said nothing of its speed; corrected by what it shows. One H200 instance of the paper's 1T model
 # prefills 16,000 tokens/s (27,000 tokens in 1.7 s).
@@ -34,6 +34,14 @@ class Role(StrEnum):
     DECODE = "decode"
 
 
+class Alone(StrEnum):
+    """Whether a decode node computes prompts itself, for its own decoding."""
+
+    NEVER = "never"  # a prompt's KVCache always comes from a prefill node
+    SPARE = "spare"  # where its cluster has no prefill node for it
+    ONLY = "only"  # it serves requests end to end, and takes no KVCache from others
+
+
 @dataclass(slots=True)
 class NodeState:
     """One engine instance.
@@ -44,12 +52,14 @@ class NodeState:
         prefill_chunk_tokens: tokens of one pass through its layers.
         profile: how long it takes; None if it did not say.
         max_batch: requests that decode together; 0 if it did not say.
+        alone: whether it computes prompts itself (decode nodes).
         pending_tokens: prompt tokens given to it whose prefill has not ended (prefill nodes).
         running_requests: requests given to it that have not ended.
         queue: by request, the predicted seconds of every prefill given to it that has not ended, oldest first.
         queued_s: their sum.
         head_since_s: when the oldest of them was begun.
-        foreign_tokens: prompt tokens that others have queued there, as the node last said.
+        foreign_tokens: prompt tokens that others have queued there, as the node last said; ``foreign_requests``: those
+            of others that it runs.
         correction: how its times differ from what was predicted.
         shared: the same of its whole cluster, whose nodes are of one kind; counts until it has been seen itself.
     """
@@ -62,12 +72,14 @@ class NodeState:
     up: bool = True
     profile: NodeProfile | None = None
     max_batch: int = 0
+    alone: Alone = Alone.NEVER
     pending_tokens: int = 0
     running_requests: int = 0
     queue: dict[str, float] = field(default_factory=dict)
     queued_s: float = 0.0
     head_since_s: float = 0.0
     foreign_tokens: int = 0
+    foreign_requests: int = 0
     correction: Correction = field(default_factory=Correction)
     shared: Correction = field(default_factory=Correction)
 
@@ -79,7 +91,7 @@ class NodeState:
     @property
     def load(self) -> tuple[int, int, str]:
         """Sorts the least loaded node first, ties by name."""
-        return (self.pending_tokens, self.running_requests, self.node_id)
+        return (self.pending_tokens, self.running_requests + self.foreign_requests, self.node_id)
 
     def prefill_s(self, tokens: int) -> float:
         """Predicted seconds to compute so many tokens, as this node has shown itself so far."""
@@ -150,11 +162,13 @@ class FleetState:
     corrections: dict[str, Correction] = field(default_factory=dict)
     _groups: dict[Role, dict[str, list[NodeState]]] = field(default_factory=dict, repr=False)
     _kinds: dict[str, ClusterKind] = field(default_factory=dict, repr=False)
+    _alone: dict[str, list[NodeState]] | None = field(default=None, repr=False)
 
     def changed(self) -> None:
         """Nodes have come, gone or changed their role: what was derived of them is stale."""
         self._groups.clear()
         self._kinds.clear()
+        self._alone = None
 
     def kind_of(self, cluster: str) -> ClusterKind:
         """The kind of a cluster, declared or inferred."""
@@ -176,6 +190,15 @@ class FleetState:
             self._groups[role] = found
         return found
 
+    def alone(self) -> dict[str, list[NodeState]]:
+        """Decode nodes that are up and compute prompts themselves, by cluster."""
+        if self._alone is None:
+            self._alone = {}
+            for cluster, nodes in self.groups(Role.DECODE).items():
+                if able := [node for node in nodes if node.alone is not Alone.NEVER]:
+                    self._alone[cluster] = able
+        return self._alone
+
     def up(self, role: Role, *, room_for_tokens: int = 0) -> Iterator[NodeState]:
         """Nodes of a role that are up and admit a sequence of that many tokens."""
         for nodes in self.groups(role).values():
@@ -186,8 +209,9 @@ class FleetState:
     @property
     def max_model_tokens(self) -> int | None:
         """Longest prompt plus output that the fleet serves now; None while a role has no node up."""
-        longest = [max((n.max_model_tokens for n in self.up(role)), default=0) for role in Role]
-        return min(longest) or None
+        longest = {role: max((n.max_model_tokens for n in self.up(role)), default=0) for role in Role}
+        by_itself = max((n.max_model_tokens for nodes in self.alone().values() for n in nodes), default=0)
+        return max(min(longest.values()), by_itself) or None
 
     def assign(self, assignment: Assignment) -> None:
         """Charge a request to its two nodes and its link."""
