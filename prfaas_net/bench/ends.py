@@ -14,15 +14,14 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import orjson
 import uvloop
 
 from prfaas_net.bench.certificates import tls_files
 from prfaas_net.bench.echo import echo, serve_echo
 from prfaas_net.bench.meters import Lateness, cpu_s, percentile
+from prfaas_net.bench.processes import obey
 from prfaas_net.bench.region import Region
 from prfaas_net.bench.switches import switch_checksums
-from prfaas_net.errors import PrfaasError
 from prfaas_net.kv import ChunkTable
 from prfaas_net.transport import Identity, Incoming, KvListener, LinkOptions, Security, SenderLink
 from prfaas_net.wire import Ticket
@@ -227,23 +226,11 @@ class SendingEnd(IdleEnd):
         await self.hang_up()
 
 
-async def _obey(end: IdleEnd) -> None:
-    reader = asyncio.StreamReader(limit=1 << 24)
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    while line := await reader.readline():
-        request = orjson.loads(line)
-        try:
-            answer = await end.commands[request.pop("do")](**request)
-        except (PrfaasError, OSError, TypeError) as error:
-            answer = {"error": error.line() if isinstance(error, PrfaasError) else repr(error)}
-        sys.stdout.buffer.write(orjson.dumps(answer) + b"\n")
-        sys.stdout.buffer.flush()
-    await end.close()
-
-
 async def _main(role: str) -> None:
     ends = {"receive": ReceivingEnd, "send": SendingEnd, "idle": IdleEnd}
-    await _obey(ends[role]())
+    end = ends[role]()
+    await obey(end.commands)
+    await end.close()
 
 
 if __name__ == "__main__":

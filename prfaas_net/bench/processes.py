@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import orjson
 
-from prfaas_net.errors import DeadlineError, PeerError
+from prfaas_net.errors import DeadlineError, PeerError, PrfaasError
 
-__all__ = ["Child"]
+__all__ = ["Child", "Command", "obey"]
+
+Command = Callable[..., Awaitable[dict[str, Any]]]
 
 SOURCE = str(Path(__file__).parents[2])
 
@@ -124,3 +127,17 @@ class Child:
         if self._process.stdout is not None:
             self._process.stdout.close()
         self._stderr.close()
+
+
+async def obey(commands: Mapping[str, Command]) -> None:
+    """In the child: do what the lines of standard input say, one after the other, until it is closed."""
+    reader = asyncio.StreamReader(limit=1 << 24)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    while line := await reader.readline():
+        request = orjson.loads(line)
+        try:
+            answer = await commands[request.pop("do")](**request)
+        except (PrfaasError, OSError, TypeError) as error:
+            answer = {"error": error.line() if isinstance(error, PrfaasError) else repr(error)}
+        sys.stdout.buffer.write(orjson.dumps(answer) + b"\n")
+        sys.stdout.buffer.flush()

@@ -16,11 +16,13 @@ from rich.console import Console
 from engine.__main__ import main as engine_main
 from prfaas_net.bench import cache as cache_bench
 from prfaas_net.bench import congestion_cases
+from prfaas_net.bench import gateway as gateway_bench
 from prfaas_net.bench.congestion import bench_congestion, show_congestion
 from prfaas_net.bench.plan import FULL, QUICK, parse_path
 from prfaas_net.bench.report import show
 from prfaas_net.bench.scheduler import bench_scheduler, show_scheduler
 from prfaas_net.bench.transport import bench_transport
+from prfaas_net.cli.models import load_tokenizer
 
 __all__ = ["app"]
 
@@ -104,6 +106,23 @@ def congestion(
     with _progress() as progress:
         report = bench_congestion(plan, recordings=recordings, progress=progress)
     _answer(report, as_json, show_congestion)
+
+
+@app.command("gateway")
+def gateway(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    router_python: Annotated[
+        str | None, typer.Option("--router-python", help="Interpreter that has vllm-router; default: this one.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer kinds of requests, shorter rounds: a minute.")] = False,
+) -> None:
+    """What the gateway adds to a request and carries on one core, beside vllm-router. Under 5 minutes."""
+    # What the bench has started goes away with it, whoever ends it.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    plan = gateway_bench.QUICK if quick else gateway_bench.FULL
+    with _progress() as progress:
+        report = gateway_bench.bench_gateway(plan, load_tokenizer(None), router_python=router_python, progress=progress)
+    _answer(report, as_json, gateway_bench.show_gateway)
 
 
 @app.command("scheduler")
