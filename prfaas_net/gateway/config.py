@@ -10,6 +10,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_va
 from prfaas_net.config import Bytes, Duration, Section, is_loopback
 from prfaas_net.errors import ConfigError
 from prfaas_net.gateway.keys import Key, KeyHash
+from prfaas_net.nodes.http_site import HttpLimits
+from prfaas_net.nodes.http_tls import ClientTlsSection, HttpTlsSection
 from prfaas_net.scheduling import ClusterKind, policy_names
 
 __all__ = ["ApiKeySection", "ClusterSection", "FleetSection", "GatewayConfig", "HttpSection", "NodeSection"]
@@ -73,11 +75,22 @@ class HttpSection(Section):
     Attributes:
         port: 0 takes any free one.
         body_timeout: seconds that a client may take to send its body.
+        header_timeout: seconds from connecting, or from the last answer, in which a client must have sent the headers
+            of a request; then its connection is closed.
+        max_header: bytes of one header, or of the request line.
+        tls: certificates with which HTTPS is served.
     """
 
     host: str = "127.0.0.1"
     port: int = Field(8080, ge=0, le=65535)
-    body_timeout: Duration = 30.0
+    body_timeout: Duration = Field(30.0, gt=0)
+    header_timeout: Duration = Field(60.0, gt=0)
+    max_header: Bytes = Field(8190, ge=256, le=1 << 20)
+    tls: HttpTlsSection | None = None
+
+    @property
+    def limits(self) -> HttpLimits:
+        return HttpLimits(self.max_header, self.header_timeout)
 
 
 class NodeSection(Section):
@@ -104,6 +117,7 @@ class FleetSection(Section):
         up_after: answers in a row until a node that was down gets work again.
         follow_state: whether the nodes' queues and links are followed; without it the router knows of a queue only what
             it gave to it, and of a link only how late what crossed it was.
+        tls: for nodes whose url is https: who signed their certificates, and what is shown to them.
     """
 
     poll_interval: Duration = 1.0
@@ -111,6 +125,7 @@ class FleetSection(Section):
     down_after: int = Field(3, ge=1)
     up_after: int = Field(2, ge=1)
     follow_state: bool = True
+    tls: ClientTlsSection = ClientTlsSection()
 
 
 class GatewayConfig(Section):
@@ -127,6 +142,7 @@ class GatewayConfig(Section):
         ttft_limit: seconds; a request whose first token is predicted later is answered 429 at once. Without it,
             requests wait until their deadline.
         max_body: bytes of a request body.
+        max_prompt_tokens: longer prompts are refused, however long the nodes would take; None: only those.
         max_concurrent_requests: more than these are answered 429.
         chat_max_tokens: what a chat request that names no bound may generate.
         api_keys: clients must send one of these as a bearer token; required off loopback. As text they are separated by
@@ -143,6 +159,7 @@ class GatewayConfig(Section):
     request_deadline: Duration = Field(600.0, gt=0, le=86400)
     ttft_limit: Duration | None = Field(None, gt=0)
     max_body: Bytes = Field(32 << 20, ge=1)
+    max_prompt_tokens: int | None = Field(None, ge=1)
     max_concurrent_requests: int = Field(1024, ge=1)
     chat_max_tokens: int = Field(256, ge=1)
     api_keys: Annotated[tuple[Annotated[ApiKeySection, BeforeValidator(_api_key)], ...], BeforeValidator(_split)] = ()

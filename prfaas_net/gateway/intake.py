@@ -182,6 +182,16 @@ class Intake:
     def _token_bound(self, options: Options, prompt_tokens: int) -> int:
         """How many tokens to generate."""
         chat = isinstance(options, ChatBody)
+        longest = self._config.max_prompt_tokens
+        if longest is not None and prompt_tokens > longest:
+            raise ApiError(
+                "the prompt is longer than this gateway takes",
+                param="messages" if chat else "prompt",
+                api_code="context_length_exceeded",
+                expected=f"at most {longest} tokens",
+                found=prompt_tokens,
+                do="shorten the prompt",
+            )
         asked = options.token_bound
         default = self._config.chat_max_tokens if chat else COMPLETION_MAX_TOKENS
         limit = self.max_model_tokens

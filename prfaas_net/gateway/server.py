@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import random
 
@@ -11,7 +10,8 @@ import aiohttp
 from aiohttp import web
 
 from prfaas_net.clock import Clock, SystemClock
-from prfaas_net.errors import ConfigError, UsageError
+from prfaas_net.errors import UsageError
+from prfaas_net.gateway.api_errors import ApiError, error_response
 from prfaas_net.gateway.cache_desk import CacheDesk
 from prfaas_net.gateway.cache_watch import CacheWatch
 from prfaas_net.gateway.calls import NodeClient
@@ -29,6 +29,7 @@ from prfaas_net.gateway.run import Services
 from prfaas_net.gateway.serving import Serving
 from prfaas_net.gateway.state_watch import StateWatch
 from prfaas_net.nodes.engine_api import TextTokenizer
+from prfaas_net.nodes.http_site import listen
 from prfaas_net.scheduling import FleetEvent, NodeSeen, PolicySettings, Router, make_policy
 
 __all__ = ["Gateway"]
@@ -99,7 +100,8 @@ class Gateway:
     def url(self) -> str:
         """Base URL that clients use, without ``/v1``."""
         host, port = self.address
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "http" if self.config.http.tls is None else "https"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     async def start(self) -> None:
         """Listen, and ask every node once. Nodes that are not there yet are no error; ``/health`` names them.
@@ -110,7 +112,7 @@ class Gateway:
         config = self.config
         self._session = aiohttp.ClientSession(
             # How many calls are open is the router's business, not the connection pool's.
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(limit=0, ssl=config.fleet.tls.context()),
             cookie_jar=aiohttp.DummyCookieJar(),
         )
         client = NodeClient(self._session, config.node_key.get_secret_value() if config.node_key else None)
@@ -195,13 +197,11 @@ class Gateway:
             app, handler_cancellation=True, shutdown_timeout=SHUTDOWN_TIMEOUT_S, access_log=None
         )
         await self._runner.setup()
-        host, port = self.config.http.host, self.config.http.port
-        try:
-            await web.TCPSite(self._runner, host, port).start()
-        except OSError as error:
-            busy = error.errno == errno.EADDRINUSE
-            raise ConfigError(
-                "port in use" if busy else f"cannot listen on {host}:{port}",
-                found=f"{host}:{port}" if busy else error.strerror or str(error),
-                do="stop what uses it, or set http.port" if busy else "set http.host and http.port",
-            ) from error
+        http = self.config.http
+        tls = http.tls.context() if http.tls is not None else None
+        await listen(self._runner, http.host, http.port, refusal=_refusal, limits=http.limits, tls=tls)
+
+
+def _refusal(status: int, line: str) -> web.Response:
+    """For what is not even a request."""
+    return error_response(ApiError(line, status=status, api_code="bad_http"))

@@ -56,6 +56,10 @@ class Bench:
 
     async def metric(self, name: str, **labels: str) -> float:
         """The value of one sample of ``/metrics``; 0 if it is not there."""
+        return self.count(name, **labels)
+
+    def count(self, name: str, **labels: str) -> float:
+        """The same, at once."""
         return self.gateway.instruments.metrics.registry.get_sample_value(name, labels) or 0.0
 
     def openai(self) -> openai.AsyncOpenAI:

@@ -143,18 +143,6 @@ async def test_node_that_talks_nonsense(bench: Bench, line: bytes) -> None:
     assert error["code"] == "protocol_error"
 
 
-@pytest.mark.parametrize("where", ["near", "decode"])
-async def test_client_that_leaves_frees_both_nodes(bench: Bench, where: str) -> None:
-    """Closing the connection cancels whatever was under way."""
-    node: FakeNode = getattr(bench.fleet, where)
-    script = node.script = Script(hold_at=0)
-    posting = asyncio.create_task(bench.post("/v1/completions", {"prompt": "Hi"}))
-    async with asyncio.timeout(5):
-        await script.gate.reached.wait()
-        posting.cancel()
-        await bench.fleet.all_idle()
-
-
 async def test_decode_node_dies_while_the_prefill_waits_in_its_queue(bench: Bench) -> None:
     """The decode node is listened to even before the prefill node has said a word."""
     near, decode = bench.fleet.near, bench.fleet.decode
@@ -167,21 +155,6 @@ async def test_decode_node_dies_while_the_prefill_waits_in_its_queue(bench: Benc
         status, answer, _ = await posting
         assert status == 502 and "the arena is gone" in answer["error"]["message"]
         await bench.fleet.all_idle()
-
-
-async def test_client_that_leaves_a_stream(bench: Bench) -> None:
-    """The same in the middle of a stream; it is counted as 499."""
-    script = bench.fleet.decode.script = Script(hold_at=2)
-    url = f"{bench.gateway.url}/v1/completions"
-    async with asyncio.timeout(5):
-        async with bench.http.post(url, json={"prompt": "Hi", "stream": True}) as answer:
-            await answer.content.readuntil(b"\n\n")
-            await script.gate.reached.wait()
-            answer.close()
-        await bench.fleet.all_idle()
-    await bench.get("/live")
-    assert await bench.metric("prfaas_requests_total", route="/v1/completions", status="499") == 1
-    assert await bench.metric("prfaas_requests_in_flight") == 0
 
 
 @pytest.mark.parametrize("where", ["near", "decode"])
