@@ -127,6 +127,8 @@ class NodeConfig(Section):
     """A prefill or decode node.
 
     Attributes:
+        role: what it does; of a convertible node, what it does at first.
+        convertible: it can take the other role while it serves (``prfaas pd``).
         node_id: a name, unique in the fleet.
         cluster: ``prfaas`` or ``pd`` by convention; links are between clusters.
         listen: the control port, for gateways.
@@ -138,6 +140,7 @@ class NodeConfig(Section):
     """
 
     role: Literal["prefill", "decode"]
+    convertible: bool = False
     node_id: str = Field(default_factory=platform.node, min_length=1, max_length=128)
     cluster: str = Field("pd", min_length=1, max_length=128)
     listen: Address = ("127.0.0.1", 0)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from aiohttp import web
@@ -13,19 +14,14 @@ from pydantic import ValidationError
 from prfaas_net.aio import see_through
 from prfaas_net.errors import CancelledByPeer, IncompatibleError, InvalidRequest, ProtocolError
 from prfaas_net.kv import Manifest, RegionMap
-from prfaas_net.metrics import Metrics
 from prfaas_net.nodes.config import NodeConfig
 from prfaas_net.nodes.decode_loop import DecodeLoop, SequenceStart
 from prfaas_net.nodes.engine_api import Engine, TokenLogprobs
-from prfaas_net.nodes.feed import Feed
-from prfaas_net.nodes.info import describe_node
-from prfaas_net.nodes.kv_memory import open_memory
-from prfaas_net.nodes.memory_metrics import MemoryCollector
+from prfaas_net.nodes.ground import NodeGround
 from prfaas_net.nodes.messages import DecodeCall, LogprobsModel, NodeInfo
-from prfaas_net.nodes.profile_file import read_profile
 from prfaas_net.nodes.reuse import PromptMemory
-from prfaas_net.nodes.server import ControlServer, Emit, parse_call
-from prfaas_net.transport import Identity, Incoming, KvListener
+from prfaas_net.nodes.server import Emit, parse_call
+from prfaas_net.transport import Incoming, KvListener
 
 __all__ = ["DecodeNode"]
 
@@ -35,35 +31,38 @@ class DecodeNode:
 
     A request's reservation has room for its prompt *and* for what it may generate: the landing place is the cache
     that decoding appends to. All requests that have landed are stepped together, by one loop.
+
+    Args:
+        ground: where the node has two roles, what it has in common for both, which its owner starts and closes.
+
+    Attributes:
+        admission: entered for every call, for as long as it runs; may refuse it.
     """
 
-    def __init__(self, config: NodeConfig, engine: Engine) -> None:
+    def __init__(self, config: NodeConfig, engine: Engine, ground: NodeGround | None = None) -> None:
         self.config = config
         self.engine = engine
-        self.identity = Identity(config.node_id)
-        self.metrics = Metrics()
-        self._profile = read_profile(config.profile, engine.layout.fingerprint) if config.profile else None
-        self.memory = open_memory(config, engine.layout)
-        self.cache_feed = Feed(self.memory, {"node": config.node_id, "boot": self.identity.boot_id})
+        self.admission: Callable[[], AbstractContextManager[None]] = nullcontext
+        self._own_ground = ground is None
+        self.ground = ground = ground or NodeGround(config, engine)
+        self.identity, self.metrics, self.memory, self.control = (
+            ground.identity, ground.metrics, ground.memory, ground.control,
+        )  # fmt: skip
         self.listener = KvListener(
             identity=self.identity,
             security=config.kv.security(),
             options=config.kv.options(),
             link_grace_s=config.kv.resume_window,
         )
-        key = config.node_key.get_secret_value() if config.node_key else None
-        self.control = ControlServer(self.info, self.metrics, node_key=key)
         self.control.app.router.add_post("/v1/decode", self._decode)
-        self.control.app.router.add_get("/v1/cache/events", self.cache_feed.handle)
         self._loop = DecodeLoop(engine, self._stepped)
         self._running = self.metrics.gauge("decode_running_requests", "Requests that hold a reservation")
         self._tokens = self.metrics.counter("decode_tokens", "Tokens decoded")
         self._step_s = self.metrics.histogram("decode_step_seconds", "Time of one step of the whole batch")
         self._batch = self.metrics.gauge("decode_batch_requests", "Requests that the last step gave a token")
-        self.metrics.registry.register(MemoryCollector(self.memory))
 
     def info(self) -> NodeInfo:
-        return describe_node(self.config, self.identity, self.engine, self._profile)
+        return self.ground.describe()
 
     async def start(self) -> None:
         """Open the KV port and the control port."""
@@ -72,21 +71,23 @@ class DecodeNode:
         for gates in self.config.kv.dial.values():
             for gate in gates:
                 self.listener.keep_dialling(gate)
-        await self.control.start(*self.config.listen)
+        if self._own_ground:
+            await self.ground.start()
 
     async def close(self) -> None:
         """Stop; whatever runs is cancelled, and its senders are told."""
-        self.cache_feed.close()
-        await self.control.close()
+        if self._own_ground:
+            await self.ground.end_calls()
         await self.listener.close()
         await self._loop.close()
-        await asyncio.to_thread(self.memory.close)
+        if self._own_ground:
+            await self.ground.close()
 
     async def _decode(self, request: web.Request) -> web.StreamResponse:
         call = await parse_call(DecodeCall, request)
 
         async def job(emit: Emit) -> None:
-            with self._running.track_inprogress():
+            with self.admission(), self._running.track_inprogress():
                 await self._run(call, emit)
 
         return await self.control.run(request, job, deadline_s=call.deadline_s)

@@ -51,6 +51,7 @@ class KvMemory:
         total_bytes: of host memory.
         block_tokens: tokens of a cached block.
         rows_alone: rows are of use without state: true where sequences land, false where prompts are run.
+        states: window and linear state is kept too: false where sequences only land.
         tier: a second place for what is cached.
     """
 
@@ -61,6 +62,7 @@ class KvMemory:
         *,
         block_tokens: int,
         rows_alone: bool,
+        states: bool,
         tier: SecondTier | None = None,
     ) -> None:
         self.layout = layout
@@ -71,7 +73,7 @@ class KvMemory:
         arena = Arena(max(total_bytes, self.block_bytes))
         self._memory = arena.memory
         n_blocks = arena.total_bytes // self.block_bytes
-        groups = {KvKind.FULL: self.slots.group_bytes.get(KvKind.FULL, 0)} if rows_alone else self.slots.group_bytes
+        groups = self.slots.group_bytes if states else {KvKind.FULL: self.slots.group_bytes.get(KvKind.FULL, 0)}
         self.cache = PrefixCache(n_blocks, self.block_bytes, groups, block_tokens, rows_alone=rows_alone)
         self._lock = threading.Lock()
         self._listeners: list[Listener] = []
@@ -287,7 +289,12 @@ def open_memory(config: NodeConfig, layout: CacheLayout) -> KvMemory:
         secret = hashlib.blake2b(key.get_secret_value().encode()).digest() if key is not None else b""
         tier = SecondTier(SqliteTier(cache.tier, cache.tier_size, scope=scope, secret=secret))
     return KvMemory(
-        layout, config.kv.arena, block_tokens=cache.block_tokens, rows_alone=config.role == "decode", tier=tier
+        layout,
+        config.kv.arena,
+        block_tokens=cache.block_tokens,
+        rows_alone=config.role == "decode" or config.convertible,
+        states=config.role == "prefill" or config.convertible,
+        tier=tier,
     )
 
 

@@ -175,6 +175,8 @@ class NodeInfo(Message):
         groups: the kinds of state that the model has, which a usable prefix must all have.
         kv_size: how large its KVCache is.
         profile: how fast it is, if that was measured.
+        convertible: it can take the other role while it serves (``POST /v1/role``).
+        next_role: the role that it is about to take: it ends what it has, and meanwhile takes nothing new.
     """
 
     node_id: str
@@ -190,6 +192,8 @@ class NodeInfo(Message):
     groups: tuple[KvKind, ...] = ()
     kv_size: KvSizeModel | None = None
     profile: ProfileModel | None = None
+    convertible: bool = False
+    next_role: Literal["prefill", "decode"] | None = None
 
 
 class TransferReport(Message):

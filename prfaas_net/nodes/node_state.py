@@ -4,8 +4,9 @@
      "links": [{"peer": "pd-decode-0", "state": "clear", "available_bps": 9.1e9, "budget_bps": 1e10,
                 "rtt_s": 0.04, "queueing_delay_s": 0.001, "goodput_bps": 8.8e9, "retransmitted_share": 0.0, ...}]}
 
-A link's entry is its :class:`~prfaas_net.congestion.verdict.Verdict`. One line is the whole state: a listener that
-missed any is right again with the next.
+A link's entry is its :class:`~prfaas_net.congestion.verdict.Verdict`. A node that can change its role says besides
+which one it has (``"role"``) and which one it is about to take (``"next_role"``, or null). One line is the whole state:
+a listener that missed any is right again with the next.
 """
 
 from __future__ import annotations
@@ -27,16 +28,20 @@ class NodeState:
 
     Args:
         links: the entries of the links that are up.
+
+    Attributes:
+        also: more to say.
     """
 
     def __init__(self, links: Callable[[], list[dict[str, Any]]]) -> None:
         self.queue_tokens = 0
+        self.also: Callable[[], dict[str, Any]] = dict
         self._links = links
         self._listeners: list[Listener] = []
 
     def describe(self) -> dict[str, Any]:
         """The whole state, as an event."""
-        return {"event": "state", "queue_tokens": self.queue_tokens, "links": self._links()}
+        return {"event": "state", "queue_tokens": self.queue_tokens, "links": self._links(), **self.also()}
 
     @contextmanager
     def queued(self, n_tokens: int) -> Iterator[None]:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import orjson
@@ -20,20 +20,16 @@ from prfaas_net.congestion.verdict import Verdict
 from prfaas_net.errors import CancelledByPeer, InternalError, InvalidRequest
 from prfaas_net.kv import KvKind, Manifest, RegionMap
 from prfaas_net.kv.codecs import Codec, codec_for_dtype
-from prfaas_net.metrics import Metrics
 from prfaas_net.nodes.config import NodeConfig
 from prfaas_net.nodes.engine_api import Engine, PrefillResult
 from prfaas_net.nodes.feed import Feed
-from prfaas_net.nodes.info import describe_node
-from prfaas_net.nodes.kv_memory import open_memory
+from prfaas_net.nodes.ground import NodeGround
 from prfaas_net.nodes.link_metrics import LinkCollector, describe_links
-from prfaas_net.nodes.memory_metrics import MemoryCollector
 from prfaas_net.nodes.messages import NodeInfo, PrefillCall, TransferReport
 from prfaas_net.nodes.node_state import STATE_BEAT_S, NodeState
-from prfaas_net.nodes.profile_file import read_profile
 from prfaas_net.nodes.reuse import Keeper, PromptMemory
-from prfaas_net.nodes.server import ControlServer, Emit, parse_call
-from prfaas_net.transport import Identity, LinkBase, LinkPool, Outgoing, SenderGate
+from prfaas_net.nodes.server import Emit, parse_call
+from prfaas_net.transport import LinkBase, LinkPool, Outgoing, SenderGate
 from prfaas_net.wire import SenderStats, Ticket
 
 __all__ = ["PrefillNode"]
@@ -81,17 +77,24 @@ class PrefillNode:
 
     A prompt's state is held in the node's arena until the receiver has all of it; the next prompt is run while the
     last bytes of the one before are still on their way.
+
+    Args:
+        ground: where the node has two roles, what it has in common for both, which its owner starts and closes.
+
+    Attributes:
+        admission: entered for every call, for as long as it runs; may refuse it.
     """
 
-    def __init__(self, config: NodeConfig, engine: Engine) -> None:
+    def __init__(self, config: NodeConfig, engine: Engine, ground: NodeGround | None = None) -> None:
         self.config = config
         self.engine = engine
-        self.identity = Identity(config.node_id)
-        self.metrics = Metrics()
+        self.admission: Callable[[], AbstractContextManager[None]] = nullcontext
+        self._own_ground = ground is None
+        self.ground = ground = ground or NodeGround(config, engine)
+        self.identity, self.metrics, self.memory, self.control = (
+            ground.identity, ground.metrics, ground.memory, ground.control,
+        )  # fmt: skip
         cache = config.cache
-        self._profile = read_profile(config.profile, engine.layout.fingerprint) if config.profile else None
-        self.memory = open_memory(config, engine.layout)
-        self.cache_feed = Feed(self.memory, {"node": config.node_id, "boot": self.identity.boot_id})
         self._state_interval_tokens = cache.state_interval_tokens or choose_interval(
             self.memory.slots.group_bytes, cache.block_tokens, config.kv.arena
         )
@@ -104,12 +107,8 @@ class PrefillNode:
         )
         self.state = NodeState(lambda: describe_links(self.links.links))
         self.state_feed = Feed(self.state, {}, beat_s=STATE_BEAT_S, beat=self.state.describe)
-        self.metrics.registry.register(MemoryCollector(self.memory))
         self.metrics.registry.register(LinkCollector(lambda: [link.stats() for link in self.links.links]))
-        key = config.node_key.get_secret_value() if config.node_key else None
-        self.control = ControlServer(self.info, self.metrics, node_key=key)
         self.control.app.router.add_post("/v1/prefill", self._prefill)
-        self.control.app.router.add_get("/v1/cache/events", self.cache_feed.handle)
         self.control.app.router.add_get("/v1/state/events", self.state_feed.handle)
         self.control.app.router.add_get("/v1/links", self._links)
         full = [t.dtype for la in engine.layout.layers if la.kind is KvKind.FULL for t in la.tensors]
@@ -125,29 +124,32 @@ class PrefillNode:
         self._exposed_s = self.metrics.histogram("kv_exposed_seconds", "End of prefill to last byte confirmed")
 
     def info(self) -> NodeInfo:
-        return describe_node(self.config, self.identity, self.engine, self._profile)
+        return self.ground.describe()
 
     async def start(self) -> None:
         """Open the control port, and the gate if there is to be one."""
         if self.config.kv.gate is not None:
             await self.gate.start(*self.config.kv.gate)
-        await self.control.start(*self.config.listen)
+        if self._own_ground:
+            await self.ground.start()
 
     async def close(self) -> None:
         """Stop; whatever runs is aborted at its receiver."""
-        self.cache_feed.close()
         self.state_feed.close()
-        await self.control.close()
+        if self._own_ground:
+            await self.ground.end_calls()
         await self.links.close()
         await self.gate.close()
         await asyncio.to_thread(self._pool.shutdown)
-        await asyncio.to_thread(self.memory.close)
+        if self._own_ground:
+            await self.ground.close()
 
     async def _prefill(self, request: web.Request) -> web.StreamResponse:
         call = await parse_call(PrefillCall, request)
 
         async def job(emit: Emit) -> None:
-            await self._run(call, emit)
+            with self.admission():
+                await self._run(call, emit)
 
         return await self.control.run(request, job, deadline_s=call.deadline_s)
 

@@ -1,0 +1,54 @@
+"""What a node stands on, whichever role it plays: its name, its memory, its metrics, its control port."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from prfaas_net.metrics import Metrics
+from prfaas_net.nodes.config import NodeConfig
+from prfaas_net.nodes.engine_api import Engine
+from prfaas_net.nodes.feed import Feed
+from prfaas_net.nodes.info import describe_node
+from prfaas_net.nodes.kv_memory import open_memory
+from prfaas_net.nodes.memory_metrics import MemoryCollector
+from prfaas_net.nodes.messages import NodeInfo
+from prfaas_net.nodes.profile_file import read_profile
+from prfaas_net.nodes.server import ControlServer
+from prfaas_net.transport import Identity
+
+__all__ = ["NodeGround"]
+
+
+class NodeGround:
+    """Made by a node for itself, or once for the two roles of a node that can change (:mod:`prfaas_net.nodes.pd`).
+
+    Attributes:
+        describe: what ``GET /v1/node`` answers with.
+    """
+
+    def __init__(self, config: NodeConfig, engine: Engine) -> None:
+        self.config = config
+        self.identity = Identity(config.node_id)
+        self.metrics = Metrics()
+        profile = read_profile(config.profile, engine.layout.fingerprint) if config.profile else None
+        self.describe: Callable[[], NodeInfo] = lambda: describe_node(config, self.identity, engine, profile)
+        self.memory = open_memory(config, engine.layout)
+        self.metrics.registry.register(MemoryCollector(self.memory))
+        self.cache_feed = Feed(self.memory, {"node": config.node_id, "boot": self.identity.boot_id})
+        key = config.node_key.get_secret_value() if config.node_key else None
+        self.control = ControlServer(lambda: self.describe(), self.metrics, node_key=key)
+        self.control.app.router.add_get("/v1/cache/events", self.cache_feed.handle)
+
+    async def start(self) -> None:
+        """Open the control port; the last thing that a node does before it serves."""
+        await self.control.start(*self.config.listen)
+
+    async def end_calls(self) -> None:
+        """Stop listening, and cancel what runs: the first thing that a node does to stop."""
+        self.cache_feed.close()
+        await self.control.close()
+
+    async def close(self) -> None:
+        """Let go of the memory: the last thing."""
+        await asyncio.to_thread(self.memory.close)
