@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,9 @@ from prfaas_net.errors import InvalidRequest, UsageError
 from prfaas_net.kv import CacheLayout, KvKind, RegionMap
 
 __all__ = ["Batch", "Engine", "PrefillResult", "Sink", "Snapshots"]
+
+# How long a prefill that waits for its pace takes at most to notice that it was cancelled.
+_PACE_LOOK_S = 0.02
 
 
 class Sink(Protocol):
@@ -67,17 +71,28 @@ class Engine:
     Args:
         prefill_chunk_tokens: tokens that one pass through the layers takes. More are faster up to a point;
             fewer let state leave earlier.
+        pace_tokens_per_s: a prefill takes at least this long: to rehearse slower hardware. None: as fast as it can.
     """
 
-    def __init__(self, checkpoint: Checkpoint, backend: Backend, *, prefill_chunk_tokens: int = 512) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        backend: Backend,
+        *,
+        prefill_chunk_tokens: int = 512,
+        pace_tokens_per_s: float | None = None,
+    ) -> None:
         if prefill_chunk_tokens < 1:
             raise UsageError("a prefill chunk needs tokens", expected="1 or more", found=prefill_chunk_tokens)
+        if pace_tokens_per_s is not None and pace_tokens_per_s <= 0:
+            raise UsageError("a pace is above 0", expected="tokens a second, or None", found=pace_tokens_per_s)
         self._model = Model(checkpoint, backend)
         self._backend = backend
         self._eos_token_ids = checkpoint.eos_token_ids
         self._layout = checkpoint.spec.layout(checkpoint.name, checkpoint.weights_digest)
         self._kinds = [layer.kind for layer in self._layout.layers]
         self._prefill_chunk_tokens = prefill_chunk_tokens
+        self._pace_tokens_per_s = pace_tokens_per_s
 
     @classmethod
     def load(
@@ -89,6 +104,7 @@ class Engine:
         prefill_chunk_tokens: int = 512,
         blas_threads: int = 1,
         kv_dtype: str = "float32",
+        pace_tokens_per_s: float | None = None,
     ) -> Engine:
         """An engine for a Hugging Face checkpoint directory.
 
@@ -105,7 +121,7 @@ class Engine:
         arrays = load_backend(backend)
         checkpoint = load_checkpoint(Path(directory), name, kv_dtype)
         limit_blas_threads(blas_threads)
-        return cls(checkpoint, arrays, prefill_chunk_tokens=prefill_chunk_tokens)
+        return cls(checkpoint, arrays, prefill_chunk_tokens=prefill_chunk_tokens, pace_tokens_per_s=pace_tokens_per_s)
 
     @property
     def model_name(self) -> str:
@@ -168,11 +184,11 @@ class Engine:
         if start_token == 0:
             state.clear()
         publisher = Publisher(state, self._backend, sink.emit)
-        last_row = None
+        last_row, began_s = None, time.monotonic()
         try:
             for start, stop, wanted in self._chunks(start_token, n_tokens, snapshots):
                 last_row = self._pass(token_ids[start:stop], state, start, sink, publisher, last=stop == n_tokens)
-                if last_row is None:
+                if last_row is None or not self._keep_pace(began_s, stop - start_token, sink):
                     return None
                 if wanted and snapshots is not None:
                     self._show(stop, publisher, snapshots)
@@ -193,6 +209,17 @@ class Engine:
         for stop in cuts:
             yield start, stop, stop in wanted
             start = stop
+
+    def _keep_pace(self, began_s: float, n_tokens: int, sink: Sink) -> bool:
+        """Wait until so many tokens may have been run; False if it was cancelled meanwhile."""
+        if self._pace_tokens_per_s is None:
+            return True
+        due_s = began_s + n_tokens / self._pace_tokens_per_s
+        while (left_s := due_s - time.monotonic()) > 0:
+            if sink.cancelled():
+                return False
+            time.sleep(min(left_s, _PACE_LOOK_S))
+        return True
 
     def _show(self, n_tokens: int, publisher: Publisher, snapshots: Snapshots) -> None:
         publisher.finish()  # rows that are still on their way

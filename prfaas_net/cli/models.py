@@ -24,13 +24,27 @@ def demo_documents() -> dict[str, str]:
     return {name: (folder / f"{name}.txt").read_text(encoding="utf-8") for name in ("short", "long")}
 
 
-def load_engine(model: str | None, *, prefill_chunk_tokens: int = 512, kv_dtype: str = "float32") -> Engine:
+def load_engine(
+    model: str | None,
+    *,
+    prefill_chunk_tokens: int = 512,
+    kv_dtype: str = "float32",
+    pace_tokens_per_s: float | None = None,
+) -> Engine:
     """An engine for the model.
+
+    Args:
+        pace_tokens_per_s: see :class:`engine.engine.Engine`.
 
     Raises:
         ConfigError: the directory is not a checkpoint that the engine can run.
     """
-    return Engine.load(model_directory(model), prefill_chunk_tokens=prefill_chunk_tokens, kv_dtype=kv_dtype)
+    return Engine.load(
+        model_directory(model),
+        prefill_chunk_tokens=prefill_chunk_tokens,
+        kv_dtype=kv_dtype,
+        pace_tokens_per_s=pace_tokens_per_s,
+    )
 
 
 def load_tokenizer(model: str | None) -> Tokenizer:

@@ -54,7 +54,12 @@ def prefill(
         "kv": {"arena": arena, "connections": connections, "budget": budget},
     }  # fmt: skip
     settings = _load("prefill", config, flags)
-    engine = load_engine(settings.model, prefill_chunk_tokens=settings.prefill_chunk_tokens, kv_dtype=settings.kv_dtype)
+    engine = load_engine(
+        settings.model,
+        prefill_chunk_tokens=settings.prefill_chunk_tokens,
+        kv_dtype=settings.kv_dtype,
+        pace_tokens_per_s=settings.prefill_pace,
+    )
 
     async def start() -> tuple[Stoppable, dict[str, Any]]:
         node = PrefillNode(settings, engine)

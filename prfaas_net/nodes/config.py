@@ -136,6 +136,7 @@ class NodeConfig(Section):
         model: a Hugging Face directory.
         profile: what ``python -m engine profile`` wrote: how fast this node is, for policies that predict. Without it
             they learn its pace from what it serves.
+        prefill_pace: tokens a second that a prefill of the own engine runs at most: to rehearse slower hardware.
         kv_dtype: in which keys and values are kept and sent; the same on every node of a deployment.
     """
 
@@ -148,6 +149,7 @@ class NodeConfig(Section):
     model: str | None = None
     profile: Path | None = None
     prefill_chunk_tokens: int = Field(512, ge=1)
+    prefill_pace: float | None = Field(None, gt=0)
     kv_dtype: Literal["float32", "bfloat16"] = "float32"
     kv: KvSection = KvSection()
     cache: CacheSection = CacheSection()

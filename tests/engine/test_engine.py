@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -189,3 +190,19 @@ def test_a_prefill_chunk_needs_tokens(demo_directory: Path) -> None:
     """A chunk size of 0 is refused."""
     with pytest.raises(UsageError, match="a prefill chunk needs tokens"):
         Engine.load(demo_directory, prefill_chunk_tokens=0)
+
+
+def test_a_pace_makes_a_prefill_slower_and_changes_nothing_else(demo_directory: Path, demo: Engine) -> None:
+    """Slower hardware, rehearsed; cancelled while it waits, it ends."""
+    paced = Engine.load(demo_directory, pace_tokens_per_s=400)
+    prompt, began_s = random_prompt(40), time.monotonic()
+    result = prefill(paced, prompt, greedy()).result
+    assert time.monotonic() - began_s >= 0.1
+    assert result.first_token == prefill(demo, prompt, greedy()).result.first_token
+
+    patient = Engine.load(demo_directory, pace_tokens_per_s=0.1)
+    regions = RegionMap(patient.layout, 50)
+    sink = RecordingSink(cancel_after=100)
+    assert patient.prefill(prompt, greedy(), regions, bytearray(regions.total_bytes), sink) is None
+    with pytest.raises(UsageError, match="above 0"):
+        Engine.load(demo_directory, pace_tokens_per_s=0)
