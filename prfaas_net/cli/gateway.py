@@ -56,5 +56,8 @@ class _Closing:
     def __init__(self, server: Gateway) -> None:
         self._server = server
 
+    async def drain(self) -> None:
+        await self._server.drain()
+
     async def close(self) -> None:
         await self._server.stop()

@@ -24,7 +24,7 @@ from prfaas_net.errors import (
 from prfaas_net.nodes.auth import control_token
 from prfaas_net.nodes.messages import NodeInfo
 
-__all__ = ["CONNECT_TIMEOUT_S", "MAX_LINE_BYTES", "LineBuffer", "NodeClient", "NodeStream"]
+__all__ = ["CONNECT_TIMEOUT_S", "MAX_LINE_BYTES", "LineBuffer", "NodeClient", "NodeDraining", "NodeStream"]
 
 # The longest line is a ticket: some hundred bytes and a digest for each endpoint. This is far above it and
 # still bounds what a broken node can make us hold.
@@ -33,6 +33,10 @@ MAX_LINE_BYTES = 256 << 10
 MAX_ERROR_BYTES = 64 << 10
 # Three lost SYNs (1 s, 2 s, 4 s apart); a node that answers later than this is not worth waiting for.
 CONNECT_TIMEOUT_S = 5.0
+
+
+class NodeDraining(BusyError):
+    """A node says that it is about to leave: it ends what it has and takes nothing new."""
 
 
 class LineBuffer:
@@ -200,6 +204,8 @@ class NodeClient:
                 do="check the url",
                 node=url,
             ) from error
+        if info.draining:
+            raise NodeDraining("the node is about to leave", node=info.node_id)
         if health.status != 200:
             found = f"status {health.status} {reason[:200].decode(errors='replace')}"
             raise BusyError("the node says that it is not ready", found=found, node=info.node_id)

@@ -141,6 +141,7 @@ class GatewayConfig(Section):
         request_deadline: seconds from arrival in which a request ends, in an answer or in an error.
         ttft_limit: seconds; a request whose first token is predicted later is answered 429 at once. Without it,
             requests wait until their deadline.
+        drain_timeout: seconds that requests have to end when the gateway is told to leave (SIGTERM).
         max_body: bytes of a request body.
         max_prompt_tokens: longer prompts are refused, however long the nodes would take; None: only those.
         max_concurrent_requests: more than these are answered 429.
@@ -158,6 +159,7 @@ class GatewayConfig(Section):
     link_patience: Duration | None = Field(None, ge=0)
     request_deadline: Duration = Field(600.0, gt=0, le=86400)
     ttft_limit: Duration | None = Field(None, gt=0)
+    drain_timeout: Duration = Field(30.0, ge=0, le=86400)
     max_body: Bytes = Field(32 << 20, ge=1)
     max_prompt_tokens: int | None = Field(None, ge=1)
     max_concurrent_requests: int = Field(1024, ge=1)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from prfaas_net.errors import BusyError, IncompatibleError, LinkError, PrfaasError, UsageError
-from prfaas_net.gateway.calls import NodeClient
+from prfaas_net.gateway.calls import NodeClient, NodeDraining
 from prfaas_net.gateway.config import FleetSection
 from prfaas_net.nodes.messages import NodeInfo
 from prfaas_net.scheduling import (
@@ -151,7 +151,7 @@ class Fleet:
         try:
             info = await self._client.info(node.url, timeout_s=self._settings.poll_timeout)
             self._admit(node, info)
-        except (IncompatibleError, UsageError) as error:
+        except (IncompatibleError, UsageError, NodeDraining) as error:
             # It answers, and what it says rules it out: no use in waiting for more of the same.
             self._failed(node, error, at_once=True)
         except PrfaasError as error:

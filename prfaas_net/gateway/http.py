@@ -80,16 +80,16 @@ class HttpApi:
     async def health(self, request: web.Request) -> web.Response:
         """``GET /health``: 200 while requests can be served."""
         missing = [f"{role.value} node" for role in self._fleet.missing_roles()]
-        status = "unavailable" if missing else "ok"
+        status = "draining" if self._serving.draining else "unavailable" if missing else "ok"
         body = {"status": status, "missing": missing, "nodes": self._fleet.describe()}
-        return _json(body, status=503 if missing else 200)
+        return _json(body, status=200 if status == "ok" else 503)
 
     async def ready(self, request: web.Request) -> web.Response:
         """``GET /ready``: 200 while a load balancer should send requests here; ``/health`` says why not."""
         nodes = self._fleet.nodes
-        ready = not self._fleet.missing_roles()
+        ready = not self._fleet.missing_roles() and not self._serving.draining
         body = {
-            "status": "ready" if ready else "not_ready",
+            "status": "draining" if self._serving.draining else "ready" if ready else "not_ready",
             "healthy_nodes": sum(node.up for node in nodes),
             "total_nodes": len(nodes),
         }

@@ -70,6 +70,7 @@ class Gateway:
         self._fleet: Fleet | None = None
         self._followers: list[Follower] = []
         self._view: FleetView | None = None
+        self._serving: Serving | None = None
         self._lifecycle: Lifecycle | None = None
         self._runner: web.AppRunner | None = None
 
@@ -140,6 +141,11 @@ class Gateway:
             raise
         log.info("serving %s at %s", config.model, self.url)
 
+    async def drain(self) -> None:
+        """Take no new requests, and finish those in flight, within the configured time. ``/ready`` says so."""
+        if self._serving is not None:
+            await self._serving.drain(self.config.drain_timeout)
+
     async def stop(self) -> None:
         """Stop listening, end requests in flight with an error of their own, and let go of everything; in 1 s."""
         if self._lifecycle is not None:
@@ -153,7 +159,7 @@ class Gateway:
         if self._session is not None:
             await self._session.close()
         self._followers, self._view = [], None
-        self._runner = self._fleet = self._lifecycle = self._session = None
+        self._runner = self._fleet = self._serving = self._lifecycle = self._session = None
 
     async def serve_until(self, stop: asyncio.Event) -> None:
         """Start, serve until ``stop`` is set, stop."""
@@ -181,7 +187,7 @@ class Gateway:
 
     def _application(self, fleet: Fleet, lifecycle: Lifecycle, view: FleetView) -> web.Application:
         surroundings = Surroundings(self.instruments, KeyRing(self.config.holders))
-        serving = Serving(self.config, self._tokenizer, lifecycle, self.instruments)
+        serving = self._serving = Serving(self.config, self._tokenizer, lifecycle, self.instruments)
         serving.on_end = view.served
         app = web.Application(middlewares=[surroundings.middleware], client_max_size=self.config.max_body)
         app.add_routes(HttpApi(self.config, serving, fleet, self.instruments).routes())
@@ -189,6 +195,7 @@ class Gateway:
         app.router.add_get("/v1/fleet", view.handle)
         app.router.add_get("/", Dashboard().handle)
         app.on_response_prepare.append(surroundings.echo_id)
+        app.on_response_prepare.append(serving.part)
         return app
 
     async def _listen(self, app: web.Application) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from prfaas_net.errors import PrfaasError
+from prfaas_net.errors import BusyError, PrfaasError
 from prfaas_net.gateway.answer import Answer, Piece
 from prfaas_net.gateway.api_errors import ApiError, error_body, status_of
 from prfaas_net.gateway.choices import Choices
@@ -53,6 +53,7 @@ class Serving:
 
     Attributes:
         on_end: told the record of every request that was decided on, once it is over.
+        draining: new requests are refused.
     """
 
     def __init__(
@@ -69,8 +70,11 @@ class Serving:
         self._tokenizer = tokenizer
         self._lifecycle = lifecycle
         self._instruments = instruments
+        self.draining = False
         self._in_flight = 0
         self._in_flight_of: Counter[str] = Counter()
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     async def serve(self, request: web.Request, body: type[Options], shape: type[Shape]) -> web.StreamResponse:
         """The whole way of one request.
@@ -78,6 +82,8 @@ class Serving:
         Raises:
             PrfaasError: it failed before any of the answer was sent.
         """
+        if self.draining:
+            raise BusyError("the gateway takes no new requests: it is about to leave", do="ask another gateway")
         with self._admitted(1):
             key = client_key()
             record = RequestRecord(internal_id(), key.name if key else None)
@@ -90,6 +96,25 @@ class Serving:
             jobs = [job.choice(index) for index in range(job.options.n or 1)]
             with self._admitted(len(jobs) - 1):
                 return await self._answered(request, jobs)
+
+    async def drain(self, within_s: float) -> None:
+        """Refuse new requests, and wait until those in flight have ended, for so long at most."""
+        self.draining = True
+        if not self._idle.is_set():
+            log.info("draining: %d requests have %g s to end", self._in_flight, within_s)
+            try:
+                async with asyncio.timeout(within_s):
+                    await self._idle.wait()
+                log.info("drained")
+            except TimeoutError:
+                log.warning("not drained: %d requests are left", self._in_flight)
+
+    async def part(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Signal handler: a client that is answered while we leave should not come back on the same connection."""
+        if self.draining:
+            response.force_close()
+            # aiohttp has written its own headers by now.
+            response.headers["Connection"] = "close"
 
     async def _answered(self, request: web.Request, jobs: list[Job]) -> web.StreamResponse:
         """Answer with one choice for each job."""
@@ -127,15 +152,21 @@ class Serving:
         name = "" if key is None else key.name
         if key is not None:
             _check_bound(f" with key {name!r}", self._in_flight_of[name] + n, key.max_concurrent_requests)
-        self._in_flight += n
+        self._count(n)
         self._in_flight_of[name] += n
-        self._instruments.in_flight.set(self._in_flight)
         try:
             yield
         finally:
-            self._in_flight -= n
-            self._instruments.in_flight.set(self._in_flight)
+            self._count(-n)
             self._in_flight_of[name] -= n
+
+    def _count(self, n: int) -> None:
+        self._in_flight += n
+        self._instruments.in_flight.set(self._in_flight)
+        if self._in_flight:
+            self._idle.clear()
+        else:
+            self._idle.set()
 
     def _answer(self, run: Run, job: Job) -> Answer:
         return Answer(run, self._tokenizer.stream(), job.stops, job.options.min_tokens or 0)

@@ -138,6 +138,7 @@ class NodeConfig(Section):
             they learn its pace from what it serves.
         prefill_pace: tokens a second that a prefill of the own engine runs at most: to rehearse slower hardware.
         kv_dtype: in which keys and values are kept and sent; the same on every node of a deployment.
+        drain_timeout: seconds that calls have to end when the node is told to leave (SIGTERM).
     """
 
     role: Literal["prefill", "decode"]
@@ -151,5 +152,6 @@ class NodeConfig(Section):
     prefill_chunk_tokens: int = Field(512, ge=1)
     prefill_pace: float | None = Field(None, gt=0)
     kv_dtype: Literal["float32", "bfloat16"] = "float32"
+    drain_timeout: Duration = Field(30.0, ge=0)
     kv: KvSection = KvSection()
     cache: CacheSection = CacheSection()

@@ -74,6 +74,10 @@ class DecodeNode:
         if self._own_ground:
             await self.ground.start()
 
+    async def drain(self) -> None:
+        """Take no new work, and finish what is held, within the configured time."""
+        await self.control.drain(self.config.drain_timeout)
+
     async def close(self) -> None:
         """Stop; whatever runs is cancelled, and its senders are told."""
         if self._own_ground:

@@ -177,6 +177,7 @@ class NodeInfo(Message):
         profile: how fast it is, if that was measured.
         convertible: it can take the other role while it serves (``POST /v1/role``).
         next_role: the role that it is about to take: it ends what it has, and meanwhile takes nothing new.
+        draining: it ends what it has, takes nothing new, and leaves.
     """
 
     node_id: str
@@ -194,6 +195,7 @@ class NodeInfo(Message):
     profile: ProfileModel | None = None
     convertible: bool = False
     next_role: Literal["prefill", "decode"] | None = None
+    draining: bool = False
 
 
 class TransferReport(Message):

@@ -68,6 +68,10 @@ class PdNode:
         await self.prefill.start()
         await self.ground.start()
 
+    async def drain(self) -> None:
+        """Take no new work, and finish what is held, within the configured time."""
+        await self.control.drain(self.config.drain_timeout)
+
     async def close(self) -> None:
         """Stop; whatever runs is cancelled, and those who wait for it are told."""
         self.prefill.state_feed.close()

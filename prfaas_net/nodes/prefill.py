@@ -133,6 +133,10 @@ class PrefillNode:
         if self._own_ground:
             await self.ground.start()
 
+    async def drain(self) -> None:
+        """Take no new work, and finish what is held, within the configured time."""
+        await self.control.drain(self.config.drain_timeout)
+
     async def close(self) -> None:
         """Stop; whatever runs is aborted at its receiver."""
         self.state_feed.close()

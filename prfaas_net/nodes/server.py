@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from prfaas_net.config import is_loopback
 from prfaas_net.errors import (
     AuthError,
+    BusyError,
     ConfigError,
     DeadlineError,
     InternalError,
@@ -33,6 +34,8 @@ Emit = Callable[[dict[str, Any]], None]
 Job = Callable[[Emit], Awaitable[None]]
 _Call = TypeVar("_Call", bound=BaseModel)
 
+# What whoever was refused for want of room is asked to wait.
+RETRY_AFTER_S = 1
 # A 128K-token prompt is about 1 MB of JSON.
 MAX_CALL_BYTES = 256 << 20
 
@@ -59,10 +62,14 @@ class ControlServer:
     Args:
         info: answers ``GET /v1/node``.
         node_key: what callers must prove to hold; None only on loopback.
+
+    Attributes:
+        draining: no new calls are taken; ``/health`` says so.
     """
 
     def __init__(self, info: Callable[[], NodeInfo], metrics: Metrics, *, node_key: str | None) -> None:
         self.address: tuple[str, int] = ("", 0)
+        self.draining = False
         self._info = info
         self._metrics = metrics
         self._node_key = node_key
@@ -101,6 +108,14 @@ class ControlServer:
             ) from error
         self.address = self._runner.addresses[0][:2]
 
+    async def drain(self, within_s: float) -> None:
+        """Refuse new calls, and wait until those that run have ended, for so long at most."""
+        self.draining = True
+        if self._jobs:
+            log.info("draining: %d calls have %g s to end", len(self._jobs), within_s)
+            _, left = await asyncio.wait(tuple(self._jobs), timeout=within_s)
+            log.log(logging.WARNING if left else logging.INFO, "drained: %d calls are left", len(left))
+
     async def close(self) -> None:
         """Stop listening; cancel what runs and wait until it has let go of everything."""
         jobs = tuple(self._jobs)
@@ -117,7 +132,12 @@ class ControlServer:
 
         The job runs in a task of its own: when the caller leaves, it is cancelled and finishes its cleaning up
         however long that takes, while this handler is gone.
+
+        Raises:
+            BusyError: no new calls are taken.
         """
+        if self.draining:
+            raise BusyError("the node takes no new calls: it is about to leave", do="ask another node")
         events: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         task = asyncio.create_task(self._guarded(job, events, deadline_s))
         self._jobs.add(task)
@@ -158,8 +178,13 @@ class ControlServer:
 
     @staticmethod
     def _refuse(body: dict[str, Any], status: int | None = None) -> web.Response:
+        error = error_from_wire(body)
+        headers = {"Retry-After": str(RETRY_AFTER_S)} if isinstance(error, BusyError) else {}
         return web.Response(
-            status=status or error_from_wire(body).http_status, body=orjson.dumps(body), content_type="application/json"
+            status=status or error.http_status,
+            body=orjson.dumps(body),
+            headers=headers,
+            content_type="application/json",
         )
 
     @web.middleware
@@ -176,9 +201,12 @@ class ControlServer:
             return self._refuse(error.to_wire())
 
     async def _node(self, request: web.Request) -> web.Response:
-        return web.Response(body=self._info().model_dump_json(), content_type="application/json")
+        info = self._info().model_copy(update={"draining": self.draining})
+        return web.Response(body=info.model_dump_json(), content_type="application/json")
 
     async def _health(self, request: web.Request) -> web.Response:
+        if self.draining:
+            return web.json_response({"status": "draining"}, status=503)
         return web.json_response({"status": "ok"})
 
     async def _render_metrics(self, request: web.Request) -> web.Response:
