@@ -1,0 +1,1 @@
+"""Connectors: the KV stream inside other serving stacks. Importing this needs none of them."""
