@@ -27,7 +27,18 @@ from prfaas_net.scheduling.kv_config import kv_size_of_config
 from prfaas_net.scheduling.lengths import EmpiricalLengths, LengthDistribution, TruncatedLogNormal
 from prfaas_net.scheduling.link_book import LinkBook, LinkReport, parse_links
 from prfaas_net.scheduling.links import LinkLoad
-from prfaas_net.scheduling.planner import Convert, Drain, Instruction, KeepRole, Planner, PlannerSettings, SetThreshold
+from prfaas_net.scheduling.planner import Planner
+from prfaas_net.scheduling.planning import (
+    Convert,
+    Drain,
+    Instruction,
+    KeepRole,
+    Move,
+    Plan,
+    PlannerSettings,
+    SetThreshold,
+    instances,
+)
 from prfaas_net.scheduling.policies import LocalPolicy, RandomPolicy, RemotePolicy
 from prfaas_net.scheduling.policy import Policy, PolicySettings, Ranking, make_policy, policy_names
 from prfaas_net.scheduling.profiles import DecodeProfile, KvSize, NodeProfile, PiecewiseLinear
@@ -74,6 +85,7 @@ __all__ = [
     "LinkReport",
     "LinkSeen",
     "LocalPolicy",
+    "Move",
     "NodeDown",
     "NodeForgotten",
     "NodeProfile",
@@ -82,6 +94,7 @@ __all__ = [
     "OverloadedError",
     "PdCluster",
     "PiecewiseLinear",
+    "Plan",
     "Planner",
     "PlannerSettings",
     "Policy",
@@ -107,6 +120,7 @@ __all__ = [
     "Workload",
     "cluster_egress_bps",
     "dump_log",
+    "instances",
     "kv_size_of_config",
     "kv_throughput_bps",
     "load_log",

@@ -73,6 +73,8 @@ class NodeSeen:
         profile: how long it takes; without one the router learns its pace from nothing.
         max_batch: requests that it decodes together; 0 if it does not say.
         alone: whether it computes prompts itself (decode nodes).
+        convertible: whether it can take the other role.
+        next_role: the role that it is about to take: it ends what it has, and gets no new work.
     """
 
     node_id: str
@@ -83,6 +85,8 @@ class NodeSeen:
     profile: NodeProfile | None = None
     max_batch: int = 0
     alone: Alone = Alone.NEVER
+    convertible: bool = False
+    next_role: Role | None = None
 
 
 @dataclass(frozen=True)

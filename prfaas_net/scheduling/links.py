@@ -53,6 +53,11 @@ class LinkLoad:
         return self.state is not LinkState.DOWN
 
     @property
+    def is_lower_bound(self) -> bool:
+        """Whether what is available could not be seen to its full: too little is sent."""
+        return self.state in _AT_LEAST
+
+    @property
     def rate_bps(self) -> float:
         """What is counted on, in bits/s; 0 where the link was never described."""
         rate, budget, paced = self.available_bps, self.budget_bps, self.paced_bps
@@ -60,6 +65,6 @@ class LinkLoad:
             budget = paced
         if rate <= 0.0:
             rate = budget * _TRUST.get(self.state, 1.0)
-        elif budget and (rate > budget or self.state in _AT_LEAST):
+        elif budget and (rate > budget or self.is_lower_bound):
             rate = budget
         return max(MIN_BPS, rate) if rate > 0.0 else 0.0

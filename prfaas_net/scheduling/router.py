@@ -120,7 +120,7 @@ class Router:
                 self._seen(event, now)
             case NodeDown(node_id):
                 if node_id in state.nodes:
-                    state.nodes[node_id].up = False
+                    state.nodes[node_id].up, state.nodes[node_id].next_role = False, None
                     state.changed()
             case NodeForgotten(node_id):
                 state.nodes.pop(node_id, None)
@@ -200,7 +200,8 @@ class Router:
         known = self.state.nodes.get(event.node_id)
         node = NodeState(
             event.node_id, event.cluster, event.role, event.max_model_tokens, event.prefill_chunk_tokens,
-            profile=event.profile, max_batch=event.max_batch, alone=event.alone,
+            up=event.next_role is None, profile=event.profile, max_batch=event.max_batch, alone=event.alone,
+            convertible=event.convertible, next_role=event.next_role,
             shared=self.state.corrections.setdefault(event.cluster, Correction()),
         )  # fmt: skip
         self.state.nodes[event.node_id] = node

@@ -53,6 +53,8 @@ class NodeState:
         profile: how long it takes; None if it did not say.
         max_batch: requests that decode together; 0 if it did not say.
         alone: whether it computes prompts itself (decode nodes).
+        convertible: whether it can take the other role.
+        next_role: the role that it is about to take, for which it drains; it is not up meanwhile.
         pending_tokens: prompt tokens given to it whose prefill has not ended (prefill nodes).
         running_requests: requests given to it that have not ended.
         queue: by request, the predicted seconds of every prefill given to it that has not ended, oldest first.
@@ -73,6 +75,8 @@ class NodeState:
     profile: NodeProfile | None = None
     max_batch: int = 0
     alone: Alone = Alone.NEVER
+    convertible: bool = False
+    next_role: Role | None = None
     pending_tokens: int = 0
     running_requests: int = 0
     queue: dict[str, float] = field(default_factory=dict)
@@ -150,7 +154,7 @@ class FleetState:
 
     Attributes:
         kinds: clusters whose kind was declared. Any other cluster is a PD cluster from the moment one of its
-            nodes decodes, and a PrfaaS cluster before that.
+            nodes decodes or can, and a PrfaaS cluster before that.
         links: by (source, destination).
         corrections: by cluster, of all its nodes.
     """
@@ -174,8 +178,9 @@ class FleetState:
         """The kind of a cluster, declared or inferred."""
         known = self._kinds.get(cluster)
         if known is None:
-            decodes = any(node.cluster == cluster and node.role is Role.DECODE for node in self.nodes.values())
-            known = self.kinds.get(cluster) or (ClusterKind.PD if decodes else ClusterKind.PRFAAS)
+            decodes = [n for n in self.nodes.values() if n.role is Role.DECODE or n.convertible]
+            is_pd = any(node.cluster == cluster for node in decodes)
+            known = self.kinds.get(cluster) or (ClusterKind.PD if is_pd else ClusterKind.PRFAAS)
             self._kinds[cluster] = known
         return known
 
@@ -308,6 +313,8 @@ class FleetState:
                 bits[key] += assignment.link_bits
                 transfers[key] += 1
         for node_id, node in self.nodes.items():
+            if node.up and node.next_role is not None:
+                raise InternalError("a node that drains is given work", found=node_id)
             expected = (node_id, tokens[node_id], requests[node_id])
             found = (node.node_id, node.pending_tokens, node.running_requests)
             if expected != found:

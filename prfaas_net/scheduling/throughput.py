@@ -70,12 +70,18 @@ class PrfaasCluster:
 
 @dataclass(frozen=True)
 class PdCluster:
-    """A local cluster: N_p instances prefill, N_d decode."""
+    """A local cluster: N_p instances prefill, N_d decode.
+
+    Attributes:
+        fixed_prefill, fixed_decode: how many of those cannot change their role.
+    """
 
     prefill_instances: int
     decode_instances: int
     profile: NodeProfile
     name: str = "pd"
+    fixed_prefill: int = 0
+    fixed_decode: int = 0
 
     @property
     def instances(self) -> int:
@@ -197,7 +203,10 @@ def _decode_rate(work: Workload, cluster: PdCluster) -> float:
 
 def _splits(cluster: PdCluster, least_prefill: int) -> Iterable[PdCluster]:
     total = cluster.instances
-    for n_p in range(min(least_prefill, total), total):
+    least, most = max(least_prefill, cluster.fixed_prefill), total - max(1, cluster.fixed_decode)
+    if least > most:
+        yield cluster  # there is nothing to choose
+    for n_p in range(least, most + 1):
         yield replace(cluster, prefill_instances=n_p, decode_instances=total - n_p)
 
 

@@ -232,11 +232,16 @@ class Simulation:
     def _come_back(self, node_id: str) -> None:
         node = self._prefill.get(node_id)
         if node is not None:
-            self._observe(NodeSeen(node_id, node.cluster, Role.PREFILL, self.fleet.max_tokens, 1, node.profile))
+            both = self._kinds[node.cluster] is ClusterKind.PD
+            seen = NodeSeen(node_id, node.cluster, Role.PREFILL, self.fleet.max_tokens, 1, node.profile, convertible=both)
+            self._observe(seen)
             return
         decode = self._decode[node_id]
         batch = decode.profile.decode.max_batch if decode.profile.decode else 0
-        self._observe(NodeSeen(node_id, decode.cluster, Role.DECODE, self.fleet.max_tokens, 1, decode.profile, batch))
+        seen = NodeSeen(
+            node_id, decode.cluster, Role.DECODE, self.fleet.max_tokens, 1, decode.profile, batch, convertible=True
+        )
+        self._observe(seen)
 
     def _retry(self, job: _Job) -> None:
         """One of its nodes died: all that it held is given back, and it begins anew."""

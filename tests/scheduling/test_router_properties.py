@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -84,6 +85,17 @@ class RouterMachine(RuleBasedStateMachine):
         self.tell(NodeSeen(*node, limit, profile=PROFILE if known else None, max_batch=3 if known else 0))
 
     @rule(
+        node=st.sampled_from([node for node in NODES if node[1] != "prfaas"]),
+        role=st.sampled_from(Role),
+        drains=st.booleans(),
+    )
+    def converts(self, node: tuple[str, str, Role], role: Role, drains: bool) -> None:
+        """A node has another role, or is about to have one, whatever it was given before."""
+        other = Role.DECODE if role is Role.PREFILL else Role.PREFILL
+        seen = NodeSeen(node[0], node[1], role, 2_000, profile=PROFILE, max_batch=3, convertible=True)
+        self.tell(replace(seen, next_role=other if drains else None))
+
+    @rule(
         ends=st.sampled_from([(a, b) for a in CLUSTERS for b in CLUSTERS if a != b]),
         state=st.sampled_from(LinkState),
         bps=st.sampled_from([None, 1e6, 1e9]),
@@ -139,6 +151,7 @@ class RouterMachine(RuleBasedStateMachine):
         assert decode.up and decode.role is Role.DECODE and decode.cluster == decision.decode_cluster
         assert decision.incremental_tokens + decision.cached_tokens == arrival.prompt_tokens
         assert decision.incremental_tokens >= 1
+        assert prefill.next_role is decode.next_role is None, "a node that drains was given work"
         assert decision.reasons
 
     @rule(data=st.data())
