@@ -21,7 +21,17 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, SecretStr, Validati
 from prfaas_net.errors import ConfigError, PrfaasError
 from prfaas_net.units import parse_bytes, parse_duration, parse_rate
 
-__all__ = ["Address", "Bytes", "Duration", "Rate", "Section", "is_loopback", "load_config", "parse_address"]
+__all__ = [
+    "Address",
+    "Bytes",
+    "Duration",
+    "Rate",
+    "Section",
+    "is_loopback",
+    "load_config",
+    "parse_address",
+    "split_list",
+]
 
 
 class Section(BaseModel):
@@ -69,6 +79,12 @@ def is_loopback(host: str) -> bool:
 
 
 Address = Annotated[tuple[str, int], _value(parse_address)]
+
+
+def split_list(raw: object) -> object:
+    """Environment variables carry lists as text, separated by commas."""
+    return [part.strip() for part in raw.split(",") if part.strip()] if isinstance(raw, str) else raw
+
 
 _Model = TypeVar("_Model", bound=BaseModel)
 

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 from typing import Annotated
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
-from prfaas_net.config import Bytes, Duration, Section, is_loopback
+from prfaas_net.config import Bytes, Duration, Section, is_loopback, split_list
 from prfaas_net.errors import ConfigError
+from prfaas_net.gateway.engines.settings import EngineFields
 from prfaas_net.gateway.keys import Key, KeyHash
 from prfaas_net.nodes.http_site import HttpLimits
 from prfaas_net.nodes.http_tls import ClientTlsSection, HttpTlsSection
+from prfaas_net.nodes.urls import base_url
 from prfaas_net.scheduling import ClusterKind, policy_names
 
-__all__ = ["ApiKeySection", "ClusterSection", "FleetSection", "GatewayConfig", "HttpSection", "NodeSection"]
-
-
-def _node_url(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise ValueError("not a node's address, expected a URL such as http://127.0.0.1:9001")
-    return url.rstrip("/")
-
-
-def _split(raw: object) -> object:
-    """Environment variables carry lists as comma-separated text."""
-    return [part.strip() for part in raw.split(",") if part.strip()] if isinstance(raw, str) else raw
+__all__ = [
+    "ApiKeySection",
+    "ClusterSection",
+    "FleetSection",
+    "GatewayConfig",
+    "HttpSection",
+    "JoinSection",
+    "NodeSection",
+]
 
 
 def _api_key(raw: object) -> object:
@@ -93,10 +90,10 @@ class HttpSection(Section):
         return HttpLimits(self.max_header, self.header_timeout)
 
 
-class NodeSection(Section):
-    """A prefill or decode node, by the address of its HTTP endpoint."""
+class NodeSection(EngineFields):
+    """A prefill or decode node, or a vLLM or SGLang server, by the address of its HTTP endpoint."""
 
-    url: Annotated[str, AfterValidator(_node_url)]
+    url: Annotated[str, AfterValidator(base_url)]
 
 
 class ClusterSection(Section):
@@ -128,6 +125,25 @@ class FleetSection(Section):
     tls: ClientTlsSection = ClientTlsSection()
 
 
+class JoinSection(Section):
+    """``[join]``: nodes may join by themselves.
+
+    Attributes:
+        token_hash: of the token that they must send; ``prfaas key new --join`` makes one.
+        lease: seconds that a node belongs to the fleet without asking again.
+        max_nodes: that may have joined at a time.
+    """
+
+    token_hash: str
+    lease: Duration = Field(15.0, ge=0.1, le=3600)
+    max_nodes: int = Field(256, ge=1)
+
+    @model_validator(mode="after")
+    def _check(self) -> JoinSection:
+        KeyHash.parse(self.token_hash)
+        return self
+
+
 class GatewayConfig(Section):
     """Everything that a gateway is told at its start.
 
@@ -149,6 +165,7 @@ class GatewayConfig(Section):
         api_keys: clients must send one of these as a bearer token; required off loopback. As text they are separated by
             commas.
         node_key: secret shared with the nodes.
+        join: whether nodes may join by themselves, beside those that are listed.
     """
 
     http: HttpSection = HttpSection()
@@ -164,10 +181,13 @@ class GatewayConfig(Section):
     max_prompt_tokens: int | None = Field(None, ge=1)
     max_concurrent_requests: int = Field(1024, ge=1)
     chat_max_tokens: int = Field(256, ge=1)
-    api_keys: Annotated[tuple[Annotated[ApiKeySection, BeforeValidator(_api_key)], ...], BeforeValidator(_split)] = ()
+    api_keys: Annotated[
+        tuple[Annotated[ApiKeySection, BeforeValidator(_api_key)], ...], BeforeValidator(split_list)
+    ] = ()
     node_key: SecretStr | None = None
     nodes: tuple[NodeSection, ...] = ()
     clusters: tuple[ClusterSection, ...] = ()
+    join: JoinSection | None = None
     fleet: FleetSection = FleetSection()
 
     @model_validator(mode="after")
@@ -185,8 +205,16 @@ class GatewayConfig(Section):
         if self.policy not in policy_names():
             raise ConfigError("unknown policy", expected=f"one of {', '.join(policy_names())}", found=repr(self.policy))
         urls = [node.url for node in self.nodes]
-        if not urls:
-            raise ConfigError("a gateway needs nodes", do='add [[nodes]] with url = "http://HOST:PORT"')
+        if not urls and self.join is None:
+            raise ConfigError(
+                "a gateway needs nodes", do='add [[nodes]] with url = "http://HOST:PORT", or let them join: [join]'
+            )
+        if len({node.kind for node in self.nodes}) > 1:
+            raise ConfigError(
+                "nodes: all nodes of a gateway are of one kind, or they could not exchange KVCache",
+                found=", ".join(sorted({node.kind.value for node in self.nodes})),
+                do="run a gateway for each kind",
+            )
         names: dict[str, list[str]] = {"nodes": urls, "clusters": [cluster.name for cluster in self.clusters]}
         names["api_keys"] = [key.name for key in self.holders]
         for kind, listed in names.items():

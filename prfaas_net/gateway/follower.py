@@ -35,18 +35,34 @@ class Follower(ABC):
     def __init__(self, nodes: Sequence[WatchedNode], client: NodeClient) -> None:
         self.nodes = nodes
         self._client = client
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        # Of nodes that are gone, until they have ended.
+        self._ending: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
         """Begin to listen."""
-        self._tasks = [asyncio.create_task(self._follow(node), name=f"{self.path} {node.url}") for node in self.nodes]
+        for node in self.nodes:
+            self.follow(node)
 
     async def stop(self) -> None:
         """Stop listening."""
-        for task in self._tasks:
+        tasks = [*self._tasks.values(), *self._ending]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._tasks.clear()
+
+    def follow(self, node: WatchedNode) -> None:
+        """Listen to a node that has come."""
+        self._tasks[node.url] = asyncio.create_task(self._follow(node), name=f"{self.path} {node.url}")
+
+    def unfollow(self, node: WatchedNode) -> None:
+        """Listen no more to a node that has gone."""
+        task = self._tasks.pop(node.url, None)
+        if task is not None:
+            task.cancel()
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
 
     @abstractmethod
     def wants(self, info: NodeInfo) -> bool:
@@ -63,7 +79,7 @@ class Follower(ABC):
     async def _follow(self, node: WatchedNode) -> None:
         while True:
             info = node.info
-            if info is not None and node.up and self.wants(info):
+            if info is not None and node.up and node.engine is None and self.wants(info):
                 try:
                     reason = await self._listen(node, info)
                     log.warning("%s of node %s is asked for again: %s", self.path, info.node_id, reason)

@@ -18,6 +18,7 @@ from prfaas_net.errors import InternalError, PrfaasError
 from prfaas_net.gateway.api_errors import ApiError, error_response
 from prfaas_net.gateway.instruments import GatewayMetrics
 from prfaas_net.gateway.keys import Key, KeyRing
+from prfaas_net.nodes.join_messages import JOIN_PATH, LEAVE_PATH
 
 __all__ = ["CLIENT_GONE", "Handler", "Surroundings", "client_id", "client_key", "internal_id", "set_outcome"]
 
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 CLIENT_GONE = 499
 # What costs work or tells of the fleet. Probes, metrics and the dashboard's page (which holds no data) are open.
 _GUARDED = ("/v1/", "/tokenize")
+# Nodes that join carry a token of their own.
+_OWN_KEY = (JOIN_PATH, LEAVE_PATH)
 # Printable ASCII without spaces, so that an id is one word in every log.
 _REQUEST_ID = re.compile(r"[!-~]{1,100}")
 
@@ -143,7 +146,7 @@ class Surroundings:
         return response
 
     def _find_key(self, request: web.Request) -> Key | None:
-        if not self.keys or not request.path.startswith(_GUARDED):
+        if not self.keys or not request.path.startswith(_GUARDED) or request.path in _OWN_KEY:
             return None
         scheme, _, key = request.headers.get("Authorization", "").partition(" ")
         found = self.keys.find(key.strip())

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import platform
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
-from prfaas_net.config import Address, Bytes, Duration, Rate, Section
+from prfaas_net.config import Address, Bytes, Duration, Rate, Section, split_list
 from prfaas_net.errors import ConfigError
+from prfaas_net.nodes.http_tls import ClientTlsSection, HttpTlsSection
+from prfaas_net.nodes.urls import base_url
 from prfaas_net.transport import LinkOptions, Security, TlsFiles
 from prfaas_net.units import GiB, KiB, MiB
 
-__all__ = ["CacheSection", "KvSection", "NodeConfig", "TlsSection"]
+__all__ = ["CacheSection", "JoinSection", "KvSection", "NodeConfig", "TlsSection"]
 
 
 class TlsSection(Section):
@@ -123,6 +125,31 @@ class CacheSection(Section):
         return self
 
 
+_Url = Annotated[str, AfterValidator(base_url)]
+
+
+class JoinSection(Section):
+    """``[join]``: gateways that the node makes itself known to.
+
+    Attributes:
+        gateways: their addresses; as text they are separated by commas.
+        token: the same for all of them; ``prfaas key new --join`` makes one.
+        url: of this node's control port as gateways can reach it; by default made from ``listen``.
+        tls: for gateways whose url is https.
+    """
+
+    gateways: Annotated[tuple[_Url, ...], BeforeValidator(split_list)] = ()
+    token: SecretStr | None = Field(None, min_length=16)
+    url: _Url | None = None
+    tls: ClientTlsSection = ClientTlsSection()
+
+    @model_validator(mode="after")
+    def _check(self) -> JoinSection:
+        if self.gateways and self.token is None:
+            raise ConfigError("join: gateways ask for a token", do="set join.token; prfaas key new --join makes one")
+        return self
+
+
 class NodeConfig(Section):
     """A prefill or decode node.
 
@@ -138,6 +165,8 @@ class NodeConfig(Section):
             they learn its pace from what it serves.
         prefill_pace: tokens a second that a prefill of the own engine runs at most: to rehearse slower hardware.
         kv_dtype: in which keys and values are kept and sent; the same on every node of a deployment.
+        tls: certificates with which the control port is served.
+        join: gateways to join, for those that do not list this node.
         drain_timeout: seconds that calls have to end when the node is told to leave (SIGTERM).
     """
 
@@ -147,6 +176,8 @@ class NodeConfig(Section):
     cluster: str = Field("pd", min_length=1, max_length=128)
     listen: Address = ("127.0.0.1", 0)
     node_key: SecretStr | None = Field(None, min_length=16)
+    tls: HttpTlsSection | None = None
+    join: JoinSection = JoinSection()
     model: str | None = None
     profile: Path | None = None
     prefill_chunk_tokens: int = Field(512, ge=1)
@@ -155,3 +186,22 @@ class NodeConfig(Section):
     drain_timeout: Duration = Field(30.0, ge=0)
     kv: KvSection = KvSection()
     cache: CacheSection = CacheSection()
+
+    @model_validator(mode="after")
+    def _check(self) -> NodeConfig:
+        host = self.listen[0]
+        if self.join.gateways and self.join.url is None and host in ("0.0.0.0", "::"):
+            raise ConfigError(
+                "join: gateways cannot reach a node at the address that means all of them",
+                found=host,
+                do="set join.url to http://HOST:PORT as they can reach it",
+            )
+        return self
+
+    def url_at(self, address: tuple[str, int]) -> str:
+        """What gateways call this node by; ``address`` is where it listens."""
+        if self.join.url is not None:
+            return self.join.url
+        host, port = address
+        scheme = "http" if self.tls is None else "https"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -76,7 +76,7 @@ class DecodeNode:
 
     async def drain(self) -> None:
         """Take no new work, and finish what is held, within the configured time."""
-        await self.control.drain(self.config.drain_timeout)
+        await self.ground.drain()
 
     async def close(self) -> None:
         """Stop; whatever runs is cancelled, and its senders are told."""

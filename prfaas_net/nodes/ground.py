@@ -10,6 +10,7 @@ from prfaas_net.nodes.config import NodeConfig
 from prfaas_net.nodes.engine_api import Engine
 from prfaas_net.nodes.feed import Feed
 from prfaas_net.nodes.info import describe_node
+from prfaas_net.nodes.joining import Joiner
 from prfaas_net.nodes.kv_memory import open_memory
 from prfaas_net.nodes.memory_metrics import MemoryCollector
 from prfaas_net.nodes.messages import NodeInfo
@@ -39,13 +40,28 @@ class NodeGround:
         key = config.node_key.get_secret_value() if config.node_key else None
         self.control = ControlServer(lambda: self.describe(), self.metrics, node_key=key)
         self.control.app.router.add_get("/v1/cache/events", self.cache_feed.handle)
+        self.joiner: Joiner | None = None
 
     async def start(self) -> None:
         """Open the control port; the last thing that a node does before it serves."""
-        await self.control.start(*self.config.listen)
+        tls = None if self.config.tls is None else self.config.tls.context()
+        await self.control.start(*self.config.listen, tls=tls)
+        if self.config.join.gateways:
+            url = self.config.url_at(self.control.address)
+            self.joiner = Joiner(self.config.join, lambda: self.describe(), url)
+            self.joiner.start()
+
+    async def drain(self) -> None:
+        """Leave the gateways, take no new work, and finish what is held, within the configured time."""
+        self.control.draining = True
+        if self.joiner is not None:
+            await self.joiner.leave()
+        await self.control.drain(self.config.drain_timeout)
 
     async def end_calls(self) -> None:
-        """Stop listening, and cancel what runs: the first thing that a node does to stop."""
+        """Leave the gateways, stop listening, and cancel what runs: the first thing that a node does to stop."""
+        if self.joiner is not None:
+            await self.joiner.leave()
         self.cache_feed.close()
         await self.control.close()
 

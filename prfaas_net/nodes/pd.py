@@ -70,7 +70,7 @@ class PdNode:
 
     async def drain(self) -> None:
         """Take no new work, and finish what is held, within the configured time."""
-        await self.control.drain(self.config.drain_timeout)
+        await self.ground.drain()
 
     async def close(self) -> None:
         """Stop; whatever runs is cancelled, and those who wait for it are told."""

@@ -135,7 +135,7 @@ class PrefillNode:
 
     async def drain(self) -> None:
         """Take no new work, and finish what is held, within the configured time."""
-        await self.control.drain(self.config.drain_timeout)
+        await self.ground.drain()
 
     async def close(self) -> None:
         """Stop; whatever runs is aborted at its receiver."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -24,6 +25,7 @@ from prfaas_net.errors import (
 )
 from prfaas_net.metrics import CONTENT_TYPE, Metrics
 from prfaas_net.nodes.auth import check_control_token
+from prfaas_net.nodes.http_site import listen
 from prfaas_net.nodes.messages import NodeInfo
 
 __all__ = ["ControlServer", "Emit", "Job", "parse_call"]
@@ -38,6 +40,8 @@ _Call = TypeVar("_Call", bound=BaseModel)
 RETRY_AFTER_S = 1
 # A 128K-token prompt is about 1 MB of JSON.
 MAX_CALL_BYTES = 256 << 20
+# That one of those takes over 100 Mbit/s, and as much again.
+CALL_WITHIN_S = 40.0
 
 
 async def parse_call(model: type[_Call], request: web.Request) -> _Call:
@@ -45,15 +49,27 @@ async def parse_call(model: type[_Call], request: web.Request) -> _Call:
 
     Raises:
         InvalidRequest: it is not what the call expects; names the field.
+        DeadlineError: it took too long to arrive.
     """
     try:
-        return model.model_validate(orjson.loads(await request.read()))
+        async with asyncio.timeout(CALL_WITHIN_S):
+            raw = await request.read()
+        return model.model_validate(orjson.loads(raw))
+    except TimeoutError as error:
+        raise DeadlineError("the body took too long to arrive", expected=f"within {CALL_WITHIN_S:g} s") from error
     except orjson.JSONDecodeError as error:
         raise InvalidRequest("the body is not JSON", found=str(error)) from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"])) or "body"
         raise InvalidRequest(f"{place}: {first['msg']}", found=repr(first.get("input"))[:80]) from error
+
+
+def _not_a_call(status: int, line: str) -> web.Response:
+    """For what is not even a request."""
+    return web.Response(
+        status=status, body=orjson.dumps(InvalidRequest(line).to_wire()), content_type="application/json"
+    )
 
 
 class ControlServer:
@@ -82,8 +98,11 @@ class ControlServer:
 
     # -- life ---------------------------------------------------------------------------------------------------
 
-    async def start(self, host: str, port: int) -> None:
+    async def start(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> None:
         """
+        Args:
+            tls: HTTPS is served with it.
+
         Raises:
             ConfigError: the address is taken or not ours, or is open to others without a key.
         """
@@ -97,15 +116,10 @@ class ControlServer:
         self._runner = web.AppRunner(self.app, handler_cancellation=True, access_log=None, shutdown_timeout=0.5)
         await self._runner.setup()
         try:
-            site = web.TCPSite(self._runner, host, port)
-            await site.start()
-        except OSError as error:
+            await listen(self._runner, host, port, refusal=_not_a_call, tls=tls)
+        except ConfigError:
             await self._runner.cleanup()
-            raise ConfigError(
-                f"port in use: cannot listen on {host}:{port}",
-                found=error.strerror,
-                do="stop what uses it or choose another port",
-            ) from error
+            raise
         self.address = self._runner.addresses[0][:2]
 
     async def drain(self, within_s: float) -> None:
