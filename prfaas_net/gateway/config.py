@@ -8,7 +8,6 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_va
 
 from prfaas_net.config import Bytes, Duration, Section, is_loopback, split_list
 from prfaas_net.errors import ConfigError
-from prfaas_net.gateway.engines.settings import EngineFields
 from prfaas_net.gateway.keys import Key, KeyHash
 from prfaas_net.nodes.http_site import HttpLimits
 from prfaas_net.nodes.http_tls import ClientTlsSection, HttpTlsSection
@@ -66,6 +65,9 @@ class ApiKeySection(Section):
         return Key(self.name or f"key-{number}", stored, self.max_concurrent_requests, self.admin)
 
 
+_ApiKey = Annotated[ApiKeySection, BeforeValidator(_api_key)]
+
+
 class HttpSection(Section):
     """Where the gateway listens.
 
@@ -90,8 +92,8 @@ class HttpSection(Section):
         return HttpLimits(self.max_header, self.header_timeout)
 
 
-class NodeSection(EngineFields):
-    """A prefill or decode node, or a vLLM or SGLang server, by the address of its HTTP endpoint."""
+class NodeSection(Section):
+    """A prefill or decode node, by the address of its HTTP endpoint."""
 
     url: Annotated[str, AfterValidator(base_url)]
 
@@ -181,9 +183,7 @@ class GatewayConfig(Section):
     max_prompt_tokens: int | None = Field(None, ge=1)
     max_concurrent_requests: int = Field(1024, ge=1)
     chat_max_tokens: int = Field(256, ge=1)
-    api_keys: Annotated[
-        tuple[Annotated[ApiKeySection, BeforeValidator(_api_key)], ...], BeforeValidator(split_list)
-    ] = ()
+    api_keys: Annotated[tuple[_ApiKey, ...], BeforeValidator(split_list)] = ()
     node_key: SecretStr | None = None
     nodes: tuple[NodeSection, ...] = ()
     clusters: tuple[ClusterSection, ...] = ()
@@ -208,12 +208,6 @@ class GatewayConfig(Section):
         if not urls and self.join is None:
             raise ConfigError(
                 "a gateway needs nodes", do='add [[nodes]] with url = "http://HOST:PORT", or let them join: [join]'
-            )
-        if len({node.kind for node in self.nodes}) > 1:
-            raise ConfigError(
-                "nodes: all nodes of a gateway are of one kind, or they could not exchange KVCache",
-                found=", ".join(sorted({node.kind.value for node in self.nodes})),
-                do="run a gateway for each kind",
             )
         names: dict[str, list[str]] = {"nodes": urls, "clusters": [cluster.name for cluster in self.clusters]}
         names["api_keys"] = [key.name for key in self.holders]

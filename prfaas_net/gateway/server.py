@@ -17,7 +17,6 @@ from prfaas_net.gateway.cache_watch import CacheWatch
 from prfaas_net.gateway.calls import NodeClient
 from prfaas_net.gateway.config import GatewayConfig
 from prfaas_net.gateway.dashboard import Dashboard
-from prfaas_net.gateway.engines.desk import EngineDesk
 from prfaas_net.gateway.fleet import Fleet
 from prfaas_net.gateway.fleet_view import FleetView
 from prfaas_net.gateway.follower import Follower
@@ -69,9 +68,7 @@ class Gateway:
         self.router = Router(policy, {cluster.name: cluster.kind for cluster in config.clusters})
         self._tokenizer = tokenizer
         self._session: aiohttp.ClientSession | None = None
-        self._client: NodeClient | None = None
         self._fleet: Fleet | None = None
-        self._engines: EngineDesk | None = None
         self._followers: list[Follower] = []
         self._joining: JoinDesk | None = None
         self._view: FleetView | None = None
@@ -116,21 +113,17 @@ class Gateway:
             ConfigError: the address cannot be listened on.
         """
         config = self.config
-        tls = config.fleet.tls.context()
         self._session = aiohttp.ClientSession(
             # How many calls are open is the router's business, not the connection pool's.
-            connector=aiohttp.TCPConnector(limit=0, ssl=tls),
+            connector=aiohttp.TCPConnector(limit=0, ssl=config.fleet.tls.context()),
             cookie_jar=aiohttp.DummyCookieJar(),
         )
-        node_key = config.node_key.get_secret_value() if config.node_key else None
-        client = self._client = NodeClient(node_key, tls=tls)
-        engines = self._engines = EngineDesk(config.nodes, self._session)
+        client = NodeClient(self._session, config.node_key.get_secret_value() if config.node_key else None)
         self._fleet = Fleet(
             [node.url for node in config.nodes],
             client,
             config.fleet,
             observe=self._note,
-            engines=engines.servers,
         )
         caches = CacheWatch(self._fleet.nodes, client, self.clock)
         states = StateWatch(self._fleet.nodes, client, self._note, self._own_tokens)
@@ -140,16 +133,12 @@ class Gateway:
         self._lifecycle = Lifecycle(Services(self.router, self._fleet, client, desk, self.clock, config.ttft_limit))
         self._fleet.on_restart, self._fleet.on_silent = self._lifecycle.abort_node, self._lifecycle.abandon_node
         client.on_unreachable = self._fleet.suspect
-        self._fleet.on_asked = lambda server: engines.asked(server, self.router.state, self._note)
-        for server in engines.servers.values():
-            server.calls.on_unreachable = self._fleet.suspect
         self._joining = self._open_joining(self._fleet)
         try:
             await self._listen(self._application(self._fleet, self._lifecycle, self._view))
             await self._fleet.start()
             for follower in self._followers:
                 follower.start()
-            engines.start(caches)
             self._joining.start()
         except BaseException:
             await self.stop()
@@ -171,16 +160,12 @@ class Gateway:
             await self._joining.stop()
         for follower in self._followers:
             await follower.stop()
-        if self._engines is not None:
-            await self._engines.stop()
         if self._fleet is not None:
             await self._fleet.stop()
-        if self._client is not None:
-            await self._client.close()
         if self._session is not None:
             await self._session.close()
         self._followers, self._view = [], None
-        self._runner = self._fleet = self._engines = self._serving = self._lifecycle = self._session = None
+        self._runner = self._fleet = self._serving = self._lifecycle = self._session = None
 
     async def serve_until(self, stop: asyncio.Event) -> None:
         """Start, serve until ``stop`` is set, stop."""
@@ -218,8 +203,6 @@ class Gateway:
         serving.on_end = view.served
         app = web.Application(middlewares=[surroundings.middleware], client_max_size=self.config.max_body)
         app.add_routes(HttpApi(self.config, serving, fleet, self.instruments).routes())
-        if self._engines is not None:
-            app.add_routes(self._engines.routes())
         if self._joining is not None:
             app.add_routes(self._joining.routes())
         app.router.add_get("/v1/cache", lifecycle.services.desk.handle)
