@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 
 from prfaas_net.errors import CancelledByPeer, InternalError, PrfaasError, ProtocolError
 from prfaas_net.gateway.record import RequestRecord
-from prfaas_net.gateway.services import Finish, Services, ServingRequest, Token
+from prfaas_net.gateway.request import Finish, ServingRequest, Token
+from prfaas_net.gateway.services import Services
 from prfaas_net.scheduling import Decision, PrefillEnded, TransferLanded
 
 __all__ = ["Attempt", "Side"]
@@ -106,6 +107,10 @@ class Attempt(ABC):
         """Whose fault an error is that the decode call ended in."""
         return Side.DECODE
 
+    def _caused_elsewhere(self, error: PrfaasError) -> bool:
+        """Whether the prefill side may be about to say why the decode call ended so."""
+        return isinstance(error, CancelledByPeer)
+
     # -- the same for all -------------------------------------------------------------------------------------------
 
     async def settle(self, wait_s: float) -> None:
@@ -167,7 +172,7 @@ class Attempt(ABC):
                 raise
         except PrfaasError as error:
             self._waiting = None
-            if isinstance(error, CancelledByPeer) and self._prefilling is not None:
+            if self._prefilling is not None and self._caused_elsewhere(error):
                 # If the prefill side has the cause, its task aborts this attempt while we wait here.
                 await asyncio.wait({self._prefilling}, timeout=ROOT_CAUSE_WAIT_S)
             self._abort(error, self._blame_decode(error))

@@ -11,12 +11,16 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from prfaas_net.cache.events import CacheEvent
 from prfaas_net.cache.keys import PrefixScope, prefix_keys
-from prfaas_net.cache.manager import CacheManager, Match
+from prfaas_net.cache.manager import CacheManager, Match, Outcome
 from prfaas_net.clock import Clock
+from prfaas_net.errors import ConfigError
 from prfaas_net.gateway.calls import NodeClient
+from prfaas_net.gateway.engines.ranks import by_node, rank_of
 from prfaas_net.gateway.fleet import WatchedNode
 from prfaas_net.gateway.follower import Follower
+from prfaas_net.kv import KvKind
 from prfaas_net.nodes.messages import NodeInfo
 
 __all__ = ["CacheWatch"]
@@ -26,7 +30,11 @@ INLINE_HASH_TOKENS = 16384
 
 
 class CacheWatch(Follower):
-    """Follows the prefix caches of a fleet."""
+    """Follows the prefix caches of a fleet.
+
+    Attributes:
+        clusters: of those whose events come another way (:meth:`told`).
+    """
 
     path = "/v1/cache/events"
     # A snapshot of a million blocks is 35 MB of hex; this bounds what a broken node can make us hold.
@@ -37,6 +45,7 @@ class CacheWatch(Follower):
         self.manager: CacheManager | None = None
         self._clock = clock
         self._telling: set[str] = set()
+        self.clusters: dict[str, str] = {}
 
     async def keys_of(self, token_ids: Sequence[int], salt: str) -> bytes:
         """The prompt's block keys; none while no node keeps a prefix cache."""
@@ -50,7 +59,32 @@ class CacheWatch(Follower):
 
     def match(self, keys: bytes, n_tokens: int) -> Match:
         """What each node holds of a prompt."""
-        return Match() if self.manager is None or not keys else self.manager.match(keys, n_tokens=n_tokens)
+        return Match() if self.manager is None or not keys else by_node(self.manager.match(keys, n_tokens=n_tokens))
+
+    def rank_of(self, node_id: str, keys: bytes, n_tokens: int) -> int | None:
+        """The data-parallel rank of a node that holds the most of a prompt."""
+        return None if self.manager is None else rank_of(self.manager.match(keys, n_tokens=n_tokens), node_id)
+
+    def expect(self, layout: str, block_tokens: int, groups: frozenset[KvKind]) -> None:
+        """Events of this kind will be told.
+
+        Raises:
+            ConfigError: others of another kind are expected already.
+        """
+        manager = self.manager
+        if manager is None:
+            self.manager = CacheManager(layout, block_tokens, groups)
+        elif (manager.layout, manager.block_tokens, manager.groups) != (layout, block_tokens, groups):
+            raise ConfigError(
+                "nodes: kv_events differ from one server to another",
+                expected="the same kind, block_tokens and kinds of groups for all servers of a gateway",
+                found=f"{layout} with {block_tokens} and {sorted(groups)}",
+            )
+
+    def told(self, member: str, event: CacheEvent) -> Outcome:
+        """An event of somebody in :attr:`clusters`."""
+        assert self.manager is not None
+        return self.manager.apply(member, self.clusters[member], event, now=self._clock.now())
 
     def wants(self, info: NodeInfo) -> bool:
         return bool(info.block_tokens)

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_va
 
 from prfaas_net.config import Bytes, Duration, Section, is_loopback, split_list
 from prfaas_net.errors import ConfigError
+from prfaas_net.gateway.engines.settings import EngineFields
 from prfaas_net.gateway.keys import Key, KeyHash
 from prfaas_net.nodes.http_site import HttpLimits
 from prfaas_net.nodes.http_tls import ClientTlsSection, HttpTlsSection
@@ -92,8 +93,8 @@ class HttpSection(Section):
         return HttpLimits(self.max_header, self.header_timeout)
 
 
-class NodeSection(Section):
-    """A prefill or decode node, by the address of its HTTP endpoint."""
+class NodeSection(EngineFields):
+    """A prefill or decode node, or a vLLM or SGLang server, by the address of its HTTP endpoint."""
 
     url: Annotated[str, AfterValidator(base_url)]
 
@@ -208,6 +209,12 @@ class GatewayConfig(Section):
         if not urls and self.join is None:
             raise ConfigError(
                 "a gateway needs nodes", do='add [[nodes]] with url = "http://HOST:PORT", or let them join: [join]'
+            )
+        if len({node.kind for node in self.nodes}) > 1:
+            raise ConfigError(
+                "nodes: all nodes of a gateway are of one kind, or they could not exchange KVCache",
+                found=", ".join(sorted({node.kind.value for node in self.nodes})),
+                do="run a gateway for each kind",
             )
         names: dict[str, list[str]] = {"nodes": urls, "clusters": [cluster.name for cluster in self.clusters]}
         names["api_keys"] = [key.name for key in self.holders]

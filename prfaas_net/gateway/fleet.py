@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from prfaas_net.errors import BusyError, IncompatibleError, LinkError, PrfaasError, UsageError
 from prfaas_net.gateway.calls import NodeClient, NodeDraining
 from prfaas_net.gateway.config import FleetSection
+from prfaas_net.gateway.engines.server import EngineServer
 from prfaas_net.nodes.messages import NodeInfo
 from prfaas_net.scheduling import (
+    Alone,
     DecodeProfile,
     FleetEvent,
     KvSize,
@@ -38,6 +40,7 @@ class WatchedNode:
         up: whether new work is given to it.
         problem: why it is not up, in one line.
         restarts: times that it came back with another boot id.
+        engine: set where it is not one of ours, but a vLLM or SGLang server.
         joined: it came by itself, and may go again.
     """
 
@@ -50,11 +53,20 @@ class WatchedNode:
     restarts: int = 0
     joined: bool = False
     wake: asyncio.Event = field(default_factory=asyncio.Event)
+    engine: EngineServer | None = None
+    told: NodeSeen | None = None
+
+    @property
+    def computes(self) -> bool:
+        """Whether it computes prompts, for others or for itself."""
+        if self.engine is not None and self.engine.alone is not Alone.NEVER:
+            return True
+        return self.info is not None and self.info.role == Role.PREFILL.value
 
     @property
     def name(self) -> str:
         """The node's id, or its address until it has told us its id."""
-        return self.info.node_id if self.info else self.url
+        return self.info.node_id if self.info else self.engine.name if self.engine else self.url
 
 
 class Fleet:
@@ -64,9 +76,11 @@ class Fleet:
         observe: told every change, as an event of the router.
         on_restart: told the id of a node that restarted: its calls are lost, whatever their connections say.
         on_silent: told the id of a node that no longer answers at all; its calls may go on or not.
+        engines: by address, those that are vLLM or SGLang servers.
 
     Attributes:
         on_added, on_removed: told of nodes that come and go while the fleet is watched.
+        on_asked: told of every answer of a vLLM or SGLang server.
     """
 
     def __init__(
@@ -77,8 +91,10 @@ class Fleet:
         observe: Callable[[FleetEvent], None],
         on_restart: Callable[[str], None] = lambda node_id: None,
         on_silent: Callable[[str], None] = lambda node_id: None,
+        engines: Mapping[str, EngineServer] | None = None,
     ) -> None:
-        self.nodes = [WatchedNode(url) for url in urls]
+        self.nodes = [WatchedNode(url, engine=(engines or {}).get(url)) for url in urls]
+        self.on_asked: Callable[[EngineServer], None] = lambda server: None
         self._client = client
         self._settings = settings
         self._observe = observe
@@ -150,6 +166,10 @@ class Fleet:
         infos = (node.info for node in self.nodes)
         return next((Role(info.role) for info in infos if info is not None and info.node_id == node_id), None)
 
+    def computes(self, node_id: str) -> bool:
+        """Whether a node computes prompts."""
+        return any(node.computes for node in self.nodes if node.info is not None and node.info.node_id == node_id)
+
     def suspect(self, name: str) -> None:
         """A call to this node (by id or address) broke: count it, and ask the node now rather than later."""
         for node in self.nodes:
@@ -171,6 +191,8 @@ class Fleet:
     def missing_roles(self) -> list[Role]:
         """Roles without any node that is up."""
         present = {node.info.role for node in self.nodes if node.info and node.up}
+        if any(node.up and node.computes for node in self.nodes):
+            present.add(Role.PREFILL.value)
         return [role for role in Role if role.value not in present]
 
     def describe(self) -> list[dict[str, Any]]:
@@ -191,7 +213,8 @@ class Fleet:
     async def poll(self, node: WatchedNode) -> None:
         """Ask one node; never raises for what the node does."""
         try:
-            info = await self._client.info(node.url, timeout_s=self._settings.poll_timeout)
+            asked = node.engine or self._client
+            info = await asked.info(node.url, timeout_s=self._settings.poll_timeout)
             self._admit(node, info)
         except (IncompatibleError, UsageError, NodeDraining) as error:
             # It answers, and what it says rules it out: no use in waiting for more of the same.
@@ -249,12 +272,16 @@ class Fleet:
         # A node that was never up has given no reason to doubt it: its first answer counts.
         if not node.up and before is not None and node.successes < self._settings.up_after:
             return
-        if not node.up or before != info:
-            self._observe(_seen(info))
+        seen = _seen(node, info)
+        if not node.up or before != info or node.told != seen:
+            node.told = seen
+            self._observe(seen)
         if not node.up:
             log.info("%s node %s of cluster %s is up", info.role, info.node_id, info.cluster)
         node.up = True
         node.problem = None
+        if node.engine is not None:
+            self.on_asked(node.engine)
 
     def _failed(self, node: WatchedNode, error: PrfaasError, *, at_once: bool = False) -> None:
         node.successes = 0
@@ -272,10 +299,10 @@ class Fleet:
         node.problem = error.line()
 
 
-def _seen(info: NodeInfo) -> NodeSeen:
+def _seen(node: WatchedNode, info: NodeInfo) -> NodeSeen:
     """What the router needs to know of a node."""
-    told = info.profile
-    profile = None
+    told, engine = info.profile, node.engine
+    profile = engine.prefill.profile if engine is not None else None
     if told is not None:
         curve = PiecewiseLinear.of(*zip(*told.prefill, strict=True))
         profile = NodeProfile(info.node_id, curve, DecodeProfile(told.decode_step_s, told.max_batch))
@@ -287,4 +314,5 @@ def _seen(info: NodeInfo) -> NodeSeen:
         info.prefill_chunk_tokens,
         profile,
         told.max_batch if told is not None else 0,
+        engine.alone if engine is not None else Alone.NEVER,
     )

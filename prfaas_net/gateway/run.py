@@ -7,7 +7,7 @@ import logging
 
 from prfaas_net.errors import BusyError, PrfaasError, ProtocolError
 from prfaas_net.gateway.attempt import Attempt
-from prfaas_net.gateway.engines import PrfaasAttempt
+from prfaas_net.gateway.engines.choice import begin
 from prfaas_net.gateway.ladder import Ladder, WaitingRoom, rest_of
 from prfaas_net.gateway.record import RequestRecord
 from prfaas_net.gateway.services import Finish, Services, ServingRequest, Token
@@ -68,7 +68,7 @@ class Run:
             decision = await self._ladder.decide(rest, cached)
             self._ladder.step(decision, answered_tokens=len(self._answered), resumed=resumed)
             services.desk.used(keys, cached, decision, private=bool(rest.cache_salt))
-            attempt = self._attempt = PrfaasAttempt(rest, decision, keys, services, self.record, resumed=resumed)
+            attempt = self._attempt = begin(rest, decision, keys, services, self.record, resumed=resumed)
             if not resumed:
                 self.record.cached_in = {name: held.usable_tokens for name, held in cached.by_cluster().items()}
                 self.record.note_decision(decision)

@@ -17,6 +17,7 @@ from prfaas_net.gateway.cache_watch import CacheWatch
 from prfaas_net.gateway.calls import NodeClient
 from prfaas_net.gateway.config import GatewayConfig
 from prfaas_net.gateway.dashboard import Dashboard
+from prfaas_net.gateway.engines.desk import EngineDesk
 from prfaas_net.gateway.fleet import Fleet
 from prfaas_net.gateway.fleet_view import FleetView
 from prfaas_net.gateway.follower import Follower
@@ -69,6 +70,7 @@ class Gateway:
         self._tokenizer = tokenizer
         self._session: aiohttp.ClientSession | None = None
         self._fleet: Fleet | None = None
+        self._engines: EngineDesk | None = None
         self._followers: list[Follower] = []
         self._joining: JoinDesk | None = None
         self._view: FleetView | None = None
@@ -119,11 +121,13 @@ class Gateway:
             cookie_jar=aiohttp.DummyCookieJar(),
         )
         client = NodeClient(self._session, config.node_key.get_secret_value() if config.node_key else None)
+        engines = self._engines = EngineDesk(config.nodes, self._session)
         self._fleet = Fleet(
             [node.url for node in config.nodes],
             client,
             config.fleet,
             observe=self._note,
+            engines=engines.servers,
         )
         caches = CacheWatch(self._fleet.nodes, client, self.clock)
         states = StateWatch(self._fleet.nodes, client, self._note, self._own_tokens)
@@ -133,12 +137,16 @@ class Gateway:
         self._lifecycle = Lifecycle(Services(self.router, self._fleet, client, desk, self.clock, config.ttft_limit))
         self._fleet.on_restart, self._fleet.on_silent = self._lifecycle.abort_node, self._lifecycle.abandon_node
         client.on_unreachable = self._fleet.suspect
+        self._fleet.on_asked = lambda server: engines.asked(server, self.router.state, self._note)
+        for server in engines.servers.values():
+            server.calls.on_unreachable = self._fleet.suspect
         self._joining = self._open_joining(self._fleet)
         try:
             await self._listen(self._application(self._fleet, self._lifecycle, self._view))
             await self._fleet.start()
             for follower in self._followers:
                 follower.start()
+            engines.start(caches)
             self._joining.start()
         except BaseException:
             await self.stop()
@@ -160,12 +168,14 @@ class Gateway:
             await self._joining.stop()
         for follower in self._followers:
             await follower.stop()
+        if self._engines is not None:
+            await self._engines.stop()
         if self._fleet is not None:
             await self._fleet.stop()
         if self._session is not None:
             await self._session.close()
         self._followers, self._view = [], None
-        self._runner = self._fleet = self._serving = self._lifecycle = self._session = None
+        self._runner = self._fleet = self._engines = self._serving = self._lifecycle = self._session = None
 
     async def serve_until(self, stop: asyncio.Event) -> None:
         """Start, serve until ``stop`` is set, stop."""
@@ -203,6 +213,8 @@ class Gateway:
         serving.on_end = view.served
         app = web.Application(middlewares=[surroundings.middleware], client_max_size=self.config.max_body)
         app.add_routes(HttpApi(self.config, serving, fleet, self.instruments).routes())
+        if self._engines is not None:
+            app.add_routes(self._engines.routes())
         if self._joining is not None:
             app.add_routes(self._joining.routes())
         app.router.add_get("/v1/cache", lifecycle.services.desk.handle)

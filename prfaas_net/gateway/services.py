@@ -1,4 +1,4 @@
-"""What a request needs of the gateway, and what a request and its tokens are."""
+"""What a request needs of the gateway."""
 
 from __future__ import annotations
 
@@ -10,53 +10,10 @@ from prfaas_net.clock import Clock
 from prfaas_net.gateway.cache_desk import CacheDesk
 from prfaas_net.gateway.calls import NodeClient
 from prfaas_net.gateway.fleet import Fleet
-from prfaas_net.nodes.engine_api import Sampling
-from prfaas_net.nodes.messages import LogprobsModel
-from prfaas_net.scheduling import Arrival, Decision, PrefillEnded, RequestEnded, Role, Router, TransferLanded
+from prfaas_net.gateway.request import Finish, ServingRequest, Token
+from prfaas_net.scheduling import Arrival, Decision, PrefillEnded, RequestEnded, Router, TransferLanded
 
 __all__ = ["Finish", "Services", "ServingRequest", "Token"]
-
-
-@dataclass(frozen=True)
-class ServingRequest:
-    """A request that was understood and tokenized.
-
-    Attributes:
-        arrived_s: when it came, on the clock of the gateway.
-        deadline_at: when it must have ended, on the event loop's clock.
-        cache_salt: only requests with the same one may share cached state with it.
-    """
-
-    request_id: str
-    token_ids: Sequence[int]
-    sampling: Sampling
-    arrived_s: float
-    deadline_at: float
-    cache_salt: str = ""
-
-
-@dataclass(frozen=True)
-class Token:
-    """One token of the answer.
-
-    Attributes:
-        index: counts from 0.
-        finish: why it is the last one, where the node said so along with it.
-        logprobs: where the request asked for them.
-    """
-
-    token: int
-    index: int
-    finish: str | None = None
-    logprobs: LogprobsModel | None = None
-
-
-@dataclass(frozen=True)
-class Finish:
-    """The answer is complete."""
-
-    reason: str
-    output_tokens: int
 
 
 @dataclass(frozen=True)
@@ -99,7 +56,7 @@ class Services:
     def cached_on(self, request: ServingRequest, keys: bytes) -> Match:
         """What the prefill nodes hold of the prompt."""
         nodes = self.desk.caches.match(keys, len(request.token_ids)).nodes
-        return Match(tuple(node for node in nodes if self.fleet.role_of(node.node_id) is Role.PREFILL))
+        return Match(tuple(node for node in nodes if self.fleet.computes(node.node_id)))
 
     def observe(self, event: PrefillEnded | TransferLanded | RequestEnded) -> None:
         """Tell the router."""

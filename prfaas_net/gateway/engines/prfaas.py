@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from prfaas_net.errors import CancelledByPeer, CorruptionError, LinkError, PrfaasError, ProtocolError
 from prfaas_net.gateway.attempt import Attempt, Side
 from prfaas_net.gateway.calls import NodeStream
-from prfaas_net.gateway.services import Finish, Token
+from prfaas_net.gateway.request import Finish, Token
 from prfaas_net.nodes.messages import DecodeCall, LogprobsModel, PrefillCall, SamplingModel, TransferReport
 
 __all__ = ["PrfaasAttempt"]

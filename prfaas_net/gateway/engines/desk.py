@@ -1,0 +1,99 @@
+"""All vLLM and SGLang servers of a gateway: made from the configuration, listened to, and their metrics passed on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import aiohttp
+from aiohttp import web
+
+from prfaas_net.cache.engine_events_mirror import EngineMirror
+from prfaas_net.errors import ConfigError
+from prfaas_net.gateway.cache_watch import CacheWatch
+from prfaas_net.gateway.config import NodeSection
+from prfaas_net.gateway.engines.ranks import member_of
+from prfaas_net.gateway.engines.scrape import merged
+from prfaas_net.gateway.engines.server import LAYOUTS, EngineServer
+from prfaas_net.gateway.engines.settings import EngineKind
+from prfaas_net.gateway.zmq_events import EngineEvents, EngineSource
+from prfaas_net.metrics import CONTENT_TYPE
+from prfaas_net.scheduling import Alone, FleetState, QueueSeen
+
+__all__ = ["EngineDesk"]
+
+
+class EngineDesk:
+    """What a gateway does for servers that are not its own kind.
+
+    Args:
+        nodes: of the configuration; those of our own kind are left out.
+
+    Attributes:
+        servers: by address.
+
+    Raises:
+        ConfigError: two servers have one name, or their KV events cannot be told of together.
+    """
+
+    def __init__(self, nodes: Iterable[NodeSection], session: aiohttp.ClientSession) -> None:
+        engines = [node for node in nodes if node.kind is not EngineKind.PRFAAS]
+        self.servers = {node.url: EngineServer(node.url, node, session) for node in engines}
+        names = [server.name for server in self.servers.values()]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ConfigError("nodes: two servers have one name", found=", ".join(twice), do="give each its own name")
+        self._queues: dict[str, QueueSeen] = {}
+        self._events: EngineEvents | None = None
+
+    def start(self, caches: CacheWatch) -> None:
+        """Begin to listen to what the servers cache.
+
+        Raises:
+            ConfigError: pyzmq is not installed.
+        """
+        sources = []
+        for server in self.servers.values():
+            events = server.settings.kv_events
+            if events is None:
+                continue
+            groups, layout = events.engine_groups(), LAYOUTS[server.settings.kind]
+            kinds = frozenset(group.kind for group in groups.values())
+            caches.expect(layout, events.block_tokens, kinds)
+            for rank in range(events.dp_ranks):
+                endpoint, replays = events.endpoints_of(rank)
+                member = member_of(server.name, rank, events.dp_ranks)
+                caches.clusters[member] = server.settings.cluster
+                source = EngineSource(endpoint, replays, events.topic, reply_s=events.reply, silence_s=events.silence)
+                sources.append((source, EngineMirror(member, layout, events.block_tokens, groups=groups)))
+        if sources:
+            self._events = EngineEvents(sources, caches.told)
+            self._events.start()
+
+    async def stop(self) -> None:
+        """Listen no more, and wait for what servers had still to be told."""
+        if self._events is not None:
+            await self._events.stop()
+            self._events = None
+        for server in self.servers.values():
+            await server.calls.close()
+
+    def asked(self, server: EngineServer, state: FleetState, tell: Callable[[QueueSeen], None]) -> None:
+        """A server has said how busy it is: the router learns what of it is not our own doing."""
+        node = state.nodes.get(server.name)
+        if node is None:
+            return
+        # A server that computes prompts itself is charged twice for a request until its prompt is computed.
+        own_requests = node.running_requests - (len(node.queue) if node.alone is not Alone.NEVER else 0)
+        seen = server.queue(node.pending_tokens, own_requests)
+        if self._queues.get(server.name, QueueSeen(server.name, 0)) != seen:
+            self._queues[server.name] = seen
+            tell(seen)
+
+    def routes(self) -> list[web.RouteDef]:
+        """``GET /metrics/engines``."""
+        return [web.get("/metrics/engines", self.metrics)]
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """The metrics of all servers, as they were when each was asked last."""
+        texts = [(server.name, server.settings.cluster, server.metrics_text) for server in self.servers.values()]
+        return web.Response(body=merged(texts).encode(), headers={"Content-Type": CONTENT_TYPE})

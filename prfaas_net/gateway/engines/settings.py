@@ -1,0 +1,178 @@
+"""``[[nodes]]`` that are not ours: vLLM and SGLang servers, as a configuration describes them.
+
+Such a server does not say what it is for, in which cluster it stands and what it is called; the configuration does.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+from pydantic import BeforeValidator, Field, SecretStr, model_validator
+
+from prfaas_net.cache.engine_events_mirror import EngineGroup
+from prfaas_net.config import Address, Duration, Section
+from prfaas_net.errors import ConfigError
+from prfaas_net.kv import KvKind
+
+__all__ = ["EngineFields", "EngineKind", "EngineRole", "KvEventsSection", "KvGroupSection"]
+
+MAX_DP_RANKS = 1024
+
+
+class EngineKind(StrEnum):
+    """What answers at a node's address."""
+
+    PRFAAS = "prfaas"  # prfaas prefill, prfaas decode
+    VLLM = "vllm"
+    SGLANG = "sglang"
+
+
+class EngineRole(StrEnum):
+    """What a server was started for."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    BOTH = "both"  # serves requests end to end
+
+
+class KvGroupSection(Section):
+    """One group of layers of a hybrid model, by the number that vLLM gives it.
+
+    Attributes:
+        kind: ``full``, ``window`` or ``linear``.
+        window_tokens: for ``window``.
+    """
+
+    group: int = Field(ge=0)
+    kind: KvKind
+    window_tokens: int = Field(0, ge=0)
+
+
+def _endpoint(raw: Any) -> Any:
+    """An endpoint alone stands for a table with nothing else in it."""
+    return {"endpoint": raw} if isinstance(raw, str) else raw
+
+
+class KvEventsSection(Section):
+    """Where a server publishes what it caches (docs/kv_events.md).
+
+    Attributes:
+        endpoint: of its PUB socket; of rank 0 where there are several.
+        replay_endpoint: of its ROUTER socket; without one a gap costs everything that is known of the server.
+        topic: what its topics begin with.
+        block_tokens: the server's own block size, or a multiple of it; the same for all servers of a gateway.
+        dp_ranks: data-parallel ranks behind this address; each publishes on a port of its own, counted up.
+        groups: of a hybrid model, all of them; by default one of full attention.
+        reply: seconds that connecting, and each answer of a replay, may take.
+        silence: seconds without a batch after which the buffer is asked for more.
+    """
+
+    endpoint: str = Field(min_length=1)
+    replay_endpoint: str = ""
+    topic: str = ""
+    block_tokens: int = Field(16, ge=1, le=1 << 16)
+    dp_ranks: int = Field(1, ge=1, le=MAX_DP_RANKS)
+    groups: tuple[KvGroupSection, ...] = ()
+    reply: Duration = Field(5.0, gt=0)
+    silence: Duration = Field(5.0, gt=0)
+
+    @model_validator(mode="after")
+    def _check(self) -> KvEventsSection:
+        for name in ("endpoint", "replay_endpoint"):
+            endpoint = getattr(self, name)
+            if endpoint and not endpoint.startswith(("tcp://", "ipc://", "inproc://")):
+                raise ConfigError(f"kv_events.{name}: not an address", expected="tcp://HOST:PORT", found=repr(endpoint))
+            if endpoint and self.dp_ranks > 1 and _port_of(endpoint) is None:
+                raise ConfigError(
+                    f"kv_events.{name}: has no port to count up from",
+                    expected="tcp://HOST:PORT, of rank 0",
+                    found=repr(endpoint),
+                )
+        return self
+
+    def endpoints_of(self, rank: int) -> tuple[str, str]:
+        """Where one rank publishes and replays: vLLM and SGLang add the rank to both ports."""
+        return _counted_up(self.endpoint, rank), _counted_up(self.replay_endpoint, rank)
+
+    def engine_groups(self) -> dict[int, EngineGroup]:
+        """For the mirror."""
+        if not self.groups:
+            return {0: EngineGroup(KvKind.FULL)}
+        return {section.group: EngineGroup(section.kind, section.window_tokens) for section in self.groups}
+
+
+class EngineFields(Section):
+    """What only servers that are not ours need to be told.
+
+    Attributes:
+        kind: ``prfaas`` (our own nodes, which say all of this themselves), ``vllm`` or ``sglang``.
+        role: ``prefill``, ``decode``, or ``both``: serves requests end to end.
+        cluster: where it stands.
+        name: in logs, metrics and records; by default host and port.
+        model: its name there; by default the only one that it serves.
+        max_model_tokens: longest prompt plus output; by default what the server says.
+        api_key: that the server asks for.
+        connector: vLLM prefill servers with our KV connector: where that takes tickets (its ``listen`` or
+            ``advertise``). Prefill and decode then begin in the same moment. Without it the decode server is asked
+            after the prefill server, with what that answers.
+        bootstrap: SGLang prefill servers: where their bootstrap server listens.
+        stall_timeout: seconds without a token, after the first one, until a server counts as hung.
+        kv_events: where it publishes what it caches.
+    """
+
+    kind: EngineKind = EngineKind.PRFAAS
+    role: EngineRole | None = None
+    cluster: str = ""
+    name: str = ""
+    model: str = ""
+    max_model_tokens: int | None = Field(None, ge=1)
+    api_key: SecretStr | None = None
+    connector: Address | None = None
+    bootstrap: Address | None = None
+    stall_timeout: Duration = Field(60.0, gt=0)
+    kv_events: Annotated[KvEventsSection | None, BeforeValidator(_endpoint)] = None
+
+    @model_validator(mode="after")
+    def _check_engine(self) -> EngineFields:
+        if self.kind is EngineKind.PRFAAS:
+            told = sorted(self.model_fields_set & set(EngineFields.model_fields) - {"kind"})
+            if told:
+                raise ConfigError(
+                    f"nodes: {', '.join(told)} cannot be told of a node of kind prfaas",
+                    expected="a node says itself what it is",
+                    do='leave it out, or set kind = "vllm" or "sglang"',
+                )
+            return self
+        if self.role is None or not self.cluster:
+            raise ConfigError(
+                f"nodes: a {self.kind.value} server does not say what it is for",
+                expected='role = "prefill", "decode" or "both", and cluster = "NAME"',
+                found=f"role {self.role.value if self.role else 'missing'}, cluster {self.cluster or 'missing'}",
+            )
+        if "#" in self.name:
+            raise ConfigError("nodes: a name has no '#'", found=repr(self.name))
+        prefills = self.role is EngineRole.PREFILL
+        for name, kind in (("connector", EngineKind.VLLM), ("bootstrap", EngineKind.SGLANG)):
+            if getattr(self, name) is not None and not (prefills and self.kind is kind):
+                raise ConfigError(f"nodes: {name} is for {kind.value} servers of role prefill alone")
+        if prefills and self.kind is EngineKind.SGLANG and self.bootstrap is None:
+            raise ConfigError(
+                "nodes: decode servers find an SGLang prefill server by its bootstrap server",
+                expected='bootstrap = "HOST:PORT"',
+                do="set it to the server's --disaggregation-bootstrap-port (8998 by default)",
+            )
+        return self
+
+
+def _port_of(endpoint: str) -> int | None:
+    try:
+        return urlsplit(endpoint).port if endpoint.startswith("tcp://") else None
+    except ValueError:
+        return None
+
+
+def _counted_up(endpoint: str, rank: int) -> str:
+    port = _port_of(endpoint)
+    return endpoint if port is None or rank == 0 else f"{endpoint.rpartition(':')[0]}:{port + rank}"

@@ -1,0 +1,53 @@
+"""What a request and its tokens are, to everything between the HTTP boundary and the nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from prfaas_net.nodes.engine_api import Sampling
+from prfaas_net.nodes.messages import LogprobsModel
+
+__all__ = ["Finish", "ServingRequest", "Token"]
+
+
+@dataclass(frozen=True)
+class ServingRequest:
+    """A request that was understood and tokenized.
+
+    Attributes:
+        arrived_s: when it came, on the clock of the gateway.
+        deadline_at: when it must have ended, on the event loop's clock.
+        cache_salt: only requests with the same one may share cached state with it.
+    """
+
+    request_id: str
+    token_ids: Sequence[int]
+    sampling: Sampling
+    arrived_s: float
+    deadline_at: float
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True)
+class Token:
+    """One token of the answer.
+
+    Attributes:
+        index: counts from 0.
+        finish: why it is the last one, where the node said so along with it.
+        logprobs: where the request asked for them.
+    """
+
+    token: int
+    index: int
+    finish: str | None = None
+    logprobs: LogprobsModel | None = None
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The answer is complete."""
+
+    reason: str
+    output_tokens: int
