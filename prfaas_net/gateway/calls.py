@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import ssl
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
 from typing import Any
 
-import aiohttp
 import orjson
 from pydantic import BaseModel, ValidationError
 
@@ -21,6 +21,7 @@ from prfaas_net.errors import (
     ProtocolError,
     error_from_wire,
 )
+from prfaas_net.gateway.http1 import Http1Answer, Http1Pool
 from prfaas_net.nodes.auth import control_token
 from prfaas_net.nodes.messages import NodeInfo
 
@@ -65,18 +66,14 @@ class LineBuffer:
         return [line for line in lines if line.strip()]
 
 
-@contextmanager
-def _reaching(node: str) -> Iterator[None]:
-    """Turn whatever goes wrong on the way to a node into a LinkError that names it."""
-    try:
-        yield
-    except (aiohttp.ClientError, OSError) as error:
-        raise LinkError(
-            "a node cannot be reached",
-            found=str(error) or type(error).__name__,
-            do="check that it runs and that its address is right",
-            node=node,
-        ) from error
+def _unreachable(node: str, error: OSError) -> LinkError:
+    """What went wrong on the way to a node, with its name."""
+    return LinkError(
+        "a node cannot be reached",
+        found=str(error) or type(error).__name__,
+        do="check that it runs and that its address is right",
+        node=node,
+    )
 
 
 class NodeStream:
@@ -88,15 +85,15 @@ class NodeStream:
 
     def __init__(
         self,
-        response: aiohttp.ClientResponse,
+        response: Http1Answer,
         node_id: str,
-        calling: Callable[[], AbstractContextManager[None]],
+        broke: Callable[[OSError], LinkError],
         limit_bytes: int = MAX_LINE_BYTES,
     ) -> None:
         self.node_id = node_id
         self.broken = False
         self._response = response
-        self._calling = calling
+        self._broke = broke
         self._buffer = LineBuffer(limit_bytes)
         self._lines: deque[bytes] = deque()
         self._ended = False
@@ -122,8 +119,10 @@ class NodeStream:
         """
         self.broken = True
         while not self._lines:
-            with self._calling():
-                data = await self._response.content.readany()
+            try:
+                data = await self._response.readany()
+            except OSError as lost:
+                raise self._broke(lost) from lost
             if not data:
                 raise LinkError(
                     "a node ended its answer early",
@@ -152,31 +151,37 @@ class NodeStream:
 
     def close(self) -> None:
         """Give the connection back if the call has ended, or break it: the node then frees everything."""
-        if self._ended and self._response.content.at_eof():
+        if self._ended:
             self._response.release()
         else:
             self._response.close()
 
 
 class NodeClient:
-    """Speaks to nodes over one HTTP session.
+    """Speaks to nodes, over connections that stay open. To be closed.
 
     Args:
         node_key: secret shared with the nodes, if they ask for it.
         on_unreachable: told the id of a node whose connection failed.
+        tls: how nodes with ``https`` addresses are called; True: as this host trusts.
     """
 
     def __init__(
         self,
-        session: aiohttp.ClientSession,
         node_key: str | None = None,
         on_unreachable: Callable[[str], None] = lambda node_id: None,
+        *,
+        tls: ssl.SSLContext | bool = True,
     ) -> None:
-        self._session = session
+        self._pool = Http1Pool(tls)
         self._headers = {"Content-Type": "application/json"}
         if node_key is not None:
             self._headers["Authorization"] = f"Bearer {control_token(node_key)}"
         self.on_unreachable = on_unreachable
+
+    async def close(self) -> None:
+        """Break every connection."""
+        await self._pool.close()
 
     async def info(self, url: str, *, timeout_s: float) -> NodeInfo:
         """Ask a node what it is and whether it takes work.
@@ -186,14 +191,14 @@ class NodeClient:
             BusyError: it answers and takes no work now.
             PrfaasError: it refused to answer, or answered something else than a node does.
         """
-        timeout = aiohttp.ClientTimeout(total=timeout_s)
-        with _reaching(url):
-            async with self._session.get(f"{url}/v1/node", headers=self._headers, timeout=timeout) as answer:
-                body = await answer.content.read(MAX_LINE_BYTES)
-                if answer.status != 200:
-                    raise self._refusal(answer.status, body, url)
-            async with self._session.get(f"{url}/health", headers=self._headers, timeout=timeout) as health:
-                reason = await health.content.read(MAX_ERROR_BYTES)
+        try:
+            async with asyncio.timeout(timeout_s):
+                status, body = await self._get(url, "/v1/node", MAX_LINE_BYTES)
+                if status != 200:
+                    raise self._refusal(status, body, url)
+                health, reason = await self._get(url, "/health", MAX_ERROR_BYTES)
+        except OSError as error:
+            raise _unreachable(url, error) from error
         try:
             info = NodeInfo.model_validate_json(body)
         except ValidationError as error:
@@ -206,8 +211,8 @@ class NodeClient:
             ) from error
         if info.draining:
             raise NodeDraining("the node is about to leave", node=info.node_id)
-        if health.status != 200:
-            found = f"status {health.status} {reason[:200].decode(errors='replace')}"
+        if health != 200:
+            found = f"status {health} {reason[:200].decode(errors='replace')}"
             raise BusyError("the node says that it is not ready", found=found, node=info.node_id)
         return info
 
@@ -218,11 +223,14 @@ class NodeClient:
             LinkError: the node cannot be reached.
             PrfaasError: the node refused, for the reason it gave.
         """
-        body = orjson.dumps(call.model_dump())
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
-        return await self._open(
-            node_id, "POST", f"{url}{path}", body, timeout, MAX_LINE_BYTES, lambda: self._calling(node_id)
-        )
+        # The fields of models are what orjson writes fastest; a prompt has thousands of tokens.
+        body = orjson.dumps(vars(call), default=vars)
+
+        def broke(error: OSError) -> LinkError:
+            self.on_unreachable(node_id)
+            return _unreachable(node_id, error)
+
+        return await self._open(node_id, "POST", url, path, body, broke, MAX_LINE_BYTES)
 
     async def watch(self, node_id: str, url: str, path: str, *, limit_bytes: int, silence_s: float) -> NodeStream:
         """Listen to what a node tells, without end. Whether that breaks says nothing about the node's work.
@@ -235,37 +243,45 @@ class NodeClient:
             LinkError: the node cannot be reached.
             PrfaasError: the node refused, for the reason it gave.
         """
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=silence_s)
-        return await self._open(node_id, "GET", f"{url}{path}", None, timeout, limit_bytes, lambda: _reaching(node_id))
+        return await self._open(
+            node_id, "GET", url, path, None, lambda error: _unreachable(node_id, error), limit_bytes, silence_s
+        )
 
     async def _open(
         self,
         node_id: str,
         method: str,
         url: str,
+        path: str,
         body: bytes | None,
-        timeout: aiohttp.ClientTimeout,
+        broke: Callable[[OSError], LinkError],
         limit_bytes: int,
-        calling: Callable[[], AbstractContextManager[None]],
+        silence_s: float | None = None,
     ) -> NodeStream:
-        with calling():
-            response = await self._session.request(method, url, data=body, headers=self._headers, timeout=timeout)
+        try:
+            response = await self._pool.request(
+                method, url, path,
+                headers=self._headers, body=body, connect_timeout_s=CONNECT_TIMEOUT_S, silence_s=silence_s,
+            )  # fmt: skip
             if response.status == 200:
-                return NodeStream(response, node_id, calling, limit_bytes)
+                return NodeStream(response, node_id, broke, limit_bytes)
             try:
-                reason = await response.content.read(MAX_ERROR_BYTES)
+                reason = await response.read(MAX_ERROR_BYTES)
             finally:
-                response.close()
+                response.release()
+        except OSError as error:
+            raise broke(error) from error
         raise self._refusal(response.status, reason, node_id)
 
-    @contextmanager
-    def _calling(self, node_id: str) -> Iterator[None]:
+    async def _get(self, url: str, path: str, limit_bytes: int) -> tuple[int, bytes]:
+        """Status and body of a short answer; the caller has a deadline."""
+        answer = await self._pool.request(
+            "GET", url, path, headers=self._headers, body=None, connect_timeout_s=CONNECT_TIMEOUT_S
+        )
         try:
-            with _reaching(node_id):
-                yield
-        except LinkError:
-            self.on_unreachable(node_id)
-            raise
+            return answer.status, await answer.read(limit_bytes)
+        finally:
+            answer.release()
 
     @staticmethod
     def _refusal(status: int, body: bytes, node: str) -> PrfaasError:

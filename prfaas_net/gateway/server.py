@@ -69,6 +69,7 @@ class Gateway:
         self.router = Router(policy, {cluster.name: cluster.kind for cluster in config.clusters})
         self._tokenizer = tokenizer
         self._session: aiohttp.ClientSession | None = None
+        self._client: NodeClient | None = None
         self._fleet: Fleet | None = None
         self._engines: EngineDesk | None = None
         self._followers: list[Follower] = []
@@ -115,12 +116,14 @@ class Gateway:
             ConfigError: the address cannot be listened on.
         """
         config = self.config
+        tls = config.fleet.tls.context()
         self._session = aiohttp.ClientSession(
             # How many calls are open is the router's business, not the connection pool's.
-            connector=aiohttp.TCPConnector(limit=0, ssl=config.fleet.tls.context()),
+            connector=aiohttp.TCPConnector(limit=0, ssl=tls),
             cookie_jar=aiohttp.DummyCookieJar(),
         )
-        client = NodeClient(self._session, config.node_key.get_secret_value() if config.node_key else None)
+        node_key = config.node_key.get_secret_value() if config.node_key else None
+        client = self._client = NodeClient(node_key, tls=tls)
         engines = self._engines = EngineDesk(config.nodes, self._session)
         self._fleet = Fleet(
             [node.url for node in config.nodes],
@@ -172,6 +175,8 @@ class Gateway:
             await self._engines.stop()
         if self._fleet is not None:
             await self._fleet.stop()
+        if self._client is not None:
+            await self._client.close()
         if self._session is not None:
             await self._session.close()
         self._followers, self._view = [], None
