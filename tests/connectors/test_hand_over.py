@@ -1,0 +1,136 @@
+"""A prompt's KVCache goes from the pages of one engine into those of another, over real sockets."""
+
+from __future__ import annotations
+
+import pytest
+
+from prfaas_net.connectors.orders import ReleaseOrder, StepOrders
+from tests.connectors.engines import hybrid_layout, load_order, prefill_order, serving
+
+# 70 tokens in blocks of 16: the window (32) has left its first two blocks.
+THEIRS = ([3, 5, 4, 9, 7], [0, 0, 11, 12, 13], [15])
+OURS = ([2, 8, 1, 6, 10], [0, 0, 14, 17, 16], [20])
+STOP = 70
+PAGE, STATE_BYTES = (page.n_bytes for page in hybrid_layout().pages)
+
+
+def test_what_was_prefilled_first_is_taken_later() -> None:
+    """The two-step protocol: the prompt is finished and held, then it is asked for, and then its blocks are let go."""
+    with serving(hybrid_layout(), prefills=True) as there, serving(hybrid_layout(), decodes=True) as here:
+        there.prefill(prefill_order(THEIRS, 0, STOP, STOP))
+        there.hold("p")
+        here.step(StepOrders(loads=[load_order(there, OURS, 0, STOP)]))
+        here.until(lambda: here.received == {"d"})
+        assert not here.failed
+        assert here.engine.holds(OURS, 0, STOP)
+        there.until(lambda: there.sent == {"p"})
+        assert there.worker.under_way == (0, 0)
+        assert here.worker.under_way == (0, 0)
+
+
+def test_a_ticket_that_comes_first_waits_for_its_prompt_and_gets_it_chunk_by_chunk() -> None:
+    """Both started at once: the decode side reserves, and chunked prefill streams into the reservation."""
+    with serving(hybrid_layout(), prefills=True) as there, serving(hybrid_layout(), decodes=True) as here:
+        here.step(StepOrders(loads=[load_order(there, OURS, 0, STOP)]))
+        for before, after in ((0, 32), (32, 64), (64, STOP)):
+            there.prefill(prefill_order(THEIRS, before, after, STOP))
+        here.until(lambda: here.received == {"d"})
+        assert here.engine.holds(OURS, 0, STOP)
+        there.hold("p")
+        there.until(lambda: there.sent == {"p"})
+
+
+def test_layers_that_tell_nothing_are_sent_at_the_end_of_the_step() -> None:
+    """Recurrent layers have no hooks, and inside a graph no layer has: nothing is left out for that."""
+    with serving(hybrid_layout(), prefills=True) as there, serving(hybrid_layout(), decodes=True) as here:
+        here.step(StepOrders(loads=[load_order(there, OURS, 0, STOP)]))
+        there.prefill(prefill_order(THEIRS, 0, STOP, STOP), layers=False)
+        here.until(lambda: here.received == {"d"})
+        assert here.engine.holds(OURS, 0, STOP)
+
+
+@pytest.mark.parametrize("cached_blocks", range(5))
+def test_field_29_a_prefix_that_is_here_is_not_sent_and_nothing_lands_in_its_place(cached_blocks: int) -> None:
+    """Only the increment crosses, into the blocks behind the prefix, however long that is."""
+    start = cached_blocks * 16
+    with serving(hybrid_layout(), prefills=True) as there, serving(hybrid_layout(), decodes=True) as here:
+        there.prefill(prefill_order(THEIRS, 0, STOP, STOP))
+        there.hold("p")
+        here.engine.write(OURS, 0, start, seed=1)
+        kept = [here.engine.memory["l0"][block].copy() for block in OURS[0][:cached_blocks]]
+        here.step(StepOrders(loads=[load_order(there, OURS, start, STOP)]))
+        here.until(lambda: here.received == {"d"})
+        assert here.engine.holds(OURS, start, STOP)
+        for block, before in zip(OURS[0], kept, strict=False):
+            assert (here.engine.memory["l0"][block] == before).all()
+        received = here.worker.take_stats()["received_bytes"]
+        windows = min(3, 5 - cached_blocks)
+        assert received == [PAGE * (2 * (5 - cached_blocks) + windows) + STATE_BYTES]
+
+
+def test_what_the_prefill_side_had_cached_is_sent_before_its_first_step_ends() -> None:
+    """A prefix hit there: tokens that were computed for another prompt are part of this one."""
+    with serving(hybrid_layout(), prefills=True) as there, serving(hybrid_layout(), decodes=True) as here:
+        there.engine.write(THEIRS, 0, 48)
+        here.step(StepOrders(loads=[load_order(there, OURS, 0, STOP)]))
+        there.prefill(prefill_order(THEIRS, 48, STOP, STOP))
+        here.until(lambda: here.received == {"d"})
+        assert here.engine.holds(OURS, 0, STOP)
+
+
+def test_a_preempted_prompt_begins_again_and_arrives_whole() -> None:
+    """Its blocks go to somebody else in between; what was copied before stays right, the rest comes from new blocks."""
+    again = ([18, 19, 21, 22, 23], [0, 0, 6, 8, 10], [14])
+    with serving(hybrid_layout(), prefills=True) as there, serving(hybrid_layout(), decodes=True) as here:
+        here.step(StepOrders(loads=[load_order(there, OURS, 0, STOP)]))
+        there.prefill(prefill_order(THEIRS, 0, 32, STOP))
+        there.step(StepOrders(preempted=["p"]), run=lambda: there.engine.write(THEIRS, 0, STOP, seed=9))
+        there.prefill(prefill_order(again, 0, STOP, STOP))
+        here.until(lambda: here.received == {"d"})
+        assert not here.failed
+        assert here.engine.holds(OURS, 0, STOP)
+
+
+def test_many_prompts_at_once_do_not_mix() -> None:
+    """Eight transfers through memory that holds a few of them at a time."""
+    layout = hybrid_layout()
+    with (
+        serving(layout, prefills=True, kv={"arena": "2MiB"}) as there,
+        serving(layout, decodes=True, kv={"arena": "2MiB"}) as here,
+    ):
+        wanted = {}
+        for n in range(8):
+            blocks = ([2 * n + 1, 2 * n + 2], [0, 2 * n + 1], [n + 1])
+            changes = {"transfer_id": f"t{n}"}
+            here.step(StepOrders(loads=[load_order(there, blocks, 0, 30, request_id=f"d{n}", **changes)]))
+            there.prefill(prefill_order(blocks, 0, 30, 30, request_id=f"p{n}", **changes), seed=n)
+            # The state block is written last: the engine computes whole prompts one after the other here.
+            there.hold(f"p{n}")
+            wanted[f"d{n}"] = blocks
+            here.until(lambda n=n: f"d{n}" in here.received)  # type: ignore[misc]
+            assert here.engine.holds(blocks, 0, 30, seed=n)
+        there.until(lambda: there.sent == {f"p{n}" for n in range(8)})
+        assert not here.failed
+
+
+def test_a_prompt_that_is_not_needed_after_all_is_let_go_at_once() -> None:
+    """The decode side found all of it in its own cache, or the request ended before it was scheduled."""
+    with serving(hybrid_layout(), prefills=True) as there, serving(hybrid_layout(), decodes=True) as here:
+        there.prefill(prefill_order(THEIRS, 0, STOP, STOP))
+        there.hold("p")
+        host, port = there.worker.control_address
+        here.step(StepOrders(releases=[ReleaseOrder("transfer-1", host, port, 5.0)]))
+        there.until(lambda: there.sent == {"p"})
+
+
+def test_pages_may_lie_apart_in_memory() -> None:
+    """vLLM pads the pages of some groups to one size."""
+    with (
+        serving(hybrid_layout(), prefills=True, gap_bytes=24) as there,
+        serving(hybrid_layout(), decodes=True, gap_bytes=1000) as here,
+    ):
+        there.prefill(prefill_order(THEIRS, 0, STOP, STOP))
+        there.hold("p")
+        here.step(StepOrders(loads=[load_order(there, OURS, 0, STOP)]))
+        here.until(lambda: here.received == {"d"})
+        assert here.engine.holds(OURS, 0, STOP)
