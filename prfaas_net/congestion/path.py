@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from prfaas_net.congestion.bandwidth import BandwidthEstimator
 from prfaas_net.congestion.detector import Detector
+from prfaas_net.congestion.lateness import Lateness
 from prfaas_net.congestion.reading import ECN_HARD, ECN_SOFT, Reader, Reading
 from prfaas_net.congestion.samples import LinkSample
 from prfaas_net.congestion.signals import SignalTracker, Step
@@ -25,6 +26,9 @@ DOWN_S, DOWN_RTTS = 0.5, 5.0
 IDLE_S, IDLE_RTTS = 0.2, 2.0
 # A queue this many times what counts is deep.
 DEEP = 2.0
+# While a queue grows, less arrives than is sent. Where as much arrives as if none grew (a shortfall so far below 0,
+# which is what growing round trips excuse), the acknowledgements were late, and not the data.
+KEEPS_UP = -0.5
 # A deep queue that has lasted so long and still moves is no longer route; nor is it if less arrives for as long. (A
 # machine that stands still for 50 ms makes a queue and a shortfall too.)
 MOVING_S, MOVING_RTTS = 0.2, 4.0
@@ -37,6 +41,8 @@ LOST_S, LOST_RTTS = 1.0, 10.0
 RISE = {LinkState.BUILDING: 2, LinkState.CONGESTED: 2, LinkState.DOWN: 1, LinkState.CLEAR: 1}
 RISE_OTHERS = 3
 CALM_S, CALM_RTTS, CALM_LOOKS = 0.5, 6.0, 5
+# What is left of the confidence in a verdict whose link was not measured for long.
+KNOWN_STATE = 0.3
 _TROUBLED = (LinkState.BUILDING, LinkState.CONGESTED)
 _SIGNALS = ("queue", "shortfall", "loss", "ecn", "host", "app")
 
@@ -54,8 +60,10 @@ class PathDetector(Detector):
         self._tracker = SignalTracker(congestion_control)
         self._reader = Reader(congestion_control)
         self._bandwidth = BandwidthEstimator()
+        self._lateness = Lateness()
         self._verdict = UNKNOWN
         self._since_s: dict[str, float] = {}
+        self._lasted_s: dict[str, float] = {}
         self._wanted, self._wanted_looks = LinkState.IDLE, 0
         self._calm_since_s: float | None = None
         self._calm_looks = 0
@@ -70,6 +78,7 @@ class PathDetector(Detector):
             return self._verdict
         self._looks += 1
         reading = self._reader.add(step, troubled=self._verdict.state in _TROUBLED)
+        self._lateness.add(step, reading.base_s, idle=self._verdict.state is LinkState.IDLE)
         self._note(step, reading)
         wanted = self._classify(step, reading)
         state = self._settle(wanted, reading)
@@ -84,19 +93,23 @@ class PathDetector(Detector):
         on = {name: getattr(reading, name) >= 1 for name in _SIGNALS}
         on["stalled"] = step.stalled_s > 0 and step.timeouts > 0
         on["closed"] = not step.alive
+        on["late"] = self._lateness.doubtful
         for name, counts in on.items():
             if not counts:
                 self._since_s.pop(name, None)
+                self._lasted_s.pop(name, None)
             elif name not in self._since_s:
-                self._since_s[name] = step.at_s
+                self._since_s[name], self._lasted_s[name] = step.at_s, 0.0
+            elif not self._lateness.doubtful:
+                self._lasted_s[name] += step.dt_s
         if step.sending or step.backlog_bytes > 0:
             self._quiet_since_s = None
         elif self._quiet_since_s is None:
             self._quiet_since_s = step.at_s
 
-    def _lasted_s(self, signal: str, now: float) -> float:
-        since_s = self._since_s.get(signal)
-        return 0.0 if since_s is None else now - since_s
+    def _lasted(self, signal: str) -> float:
+        """Seconds; those in which the machine itself may be to blame do not count."""
+        return self._lasted_s.get(signal, 0.0)
 
     def _classify(self, step: Step, reading: Reading) -> LinkState:
         """What this look alone says."""
@@ -111,20 +124,29 @@ class PathDetector(Detector):
             return LinkState.HOST_LIMITED
         if reading.ours or (reading.app >= 1 and not reading.paced):
             return self._calm(reading)
-        return self._trouble(reading) or self._calm(reading)
+        trouble = self._trouble(reading)
+        if trouble is not None and self._lateness.doubtful and not self._beyond_doubt(reading):
+            # Not ours to say now: it stays what it was, and what was clear waits for its host.
+            return self._verdict.state if self._verdict.state in _TROUBLED else LinkState.HOST_LIMITED
+        return trouble or self._calm(reading)
+
+    @staticmethod
+    def _beyond_doubt(reading: Reading) -> bool:
+        """A machine that stands still loses nothing, or little, and marks nothing."""
+        return (reading.loss >= 1 and reading.app < 1) or reading.ecn >= 1
 
     def _trouble(self, reading: Reading) -> LinkState | None:
         queue, app = reading.queue >= 1, reading.app >= 1
         missing = reading.shortfall >= 1
-        queued_s = self._lasted_s("queue", reading.at_s)
+        queued_s = self._lasted("queue")
         moving_s = max(MOVING_S, MOVING_RTTS * reading.base_s)
         standing_s = max(STANDING_S, STANDING_RTTS * reading.base_s)
         if (
             (reading.loss >= 1 and not app)
             or reading.ecn * ECN_SOFT >= ECN_HARD
             or (queue and reading.lossy)
-            or (min(queued_s, self._lasted_s("shortfall", reading.at_s)) > moving_s)
-            or (reading.queue >= DEEP and reading.growing)
+            or min(queued_s, self._lasted("shortfall")) > moving_s
+            or (reading.queue >= DEEP and reading.growing and reading.shortfall > KEEPS_UP)
             or (reading.queue >= DEEP and reading.moving and queued_s > moving_s)
             or queued_s > standing_s
         ):
@@ -163,16 +185,19 @@ class PathDetector(Detector):
         return wanted if self._wanted_looks >= RISE.get(wanted, RISE_OTHERS) else state
 
     def _estimate(self, step: Step, reading: Reading) -> None:
+        if step.sending:
+            self._bandwidth.sending(reading.rate_bps, now=step.at_s)
         if reading.settled and not reading.limited and step.sending:
             self._bandwidth.add(reading.rate_bps, round_s=max(0.1, 2 * reading.base_s), now=step.at_s)
         else:
-            self._bandwidth.carried(reading.rate_bps, now=step.at_s)
+            self._bandwidth.carried(reading.rate_bps, paced_bps=step.paced_bps, now=step.at_s)
 
     def _make(self, state: LinkState, step: Step, reading: Reading) -> Verdict:
         now = step.at_s
         strengths = {name: getattr(reading, name) for name in _SIGNALS} | {
             "stalled": step.stalled_s / max(DOWN_S, DOWN_RTTS * reading.base_s),
             "closed": 1.0,
+            "late": self._lateness.strength,
         }
         evidence = tuple(Evidence(name, strengths[name], since_s) for name, since_s in self._since_s.items())
         return Verdict(
@@ -183,6 +208,7 @@ class PathDetector(Detector):
             evidence=evidence,
             available_bps=self._bandwidth.rate_bps,
             available_error=self._bandwidth.error,
+            steady_bps=self._bandwidth.steady_bps,
             base_rtt_s=reading.base_s,
             queueing_delay_s=reading.queue_s,
             goodput_bps=reading.rate_bps,
@@ -199,9 +225,10 @@ class PathDetector(Detector):
         return Cause.OURS if state is LinkState.CLEAR and reading.ours and full else None
 
     def _confidence(self, state: LinkState, step: Step, evidence: tuple[Evidence, ...]) -> float:
-        """How much was seen, times how lately, times how far from the threshold."""
+        """How much was seen, times how lately, times how far from the threshold. A state is known at once; what a link
+        could carry is known less and less while it is not asked."""
         seen = min(1.0, self._looks / 20)
         lately = min(1.0, 0.1 / step.dt_s)
         strongest = max((item.strength for item in evidence), default=0.0)
         clear = strongest / (1 + strongest) if state in _TROUBLED else 1 / (1 + strongest / 4)
-        return seen * lately * clear
+        return seen * lately * clear * (KNOWN_STATE + (1 - KNOWN_STATE) * self._bandwidth.trust(step.at_s))

@@ -33,7 +33,7 @@ class Evidence:
     """A signal that speaks for a state.
 
     Attributes:
-        signal: ``queue``, ``shortfall``, ``loss``, ``ecn``, ``host``, ``app``, ``stalled`` or ``closed``.
+        signal: ``queue``, ``shortfall``, ``loss``, ``ecn``, ``host``, ``app``, ``late``, ``stalled`` or ``closed``.
         strength: 1 is just enough for the signal to count.
         since_s: when it began to count, on the clock of the samples.
     """
@@ -52,11 +52,13 @@ class Verdict:
         cause: whose traffic fills the link, where it is full; a clear link may be full of our own.
         available_bps: what the link could carry for us now, of payload; a lower bound while we are paced below it. None
             if that was not measured in the last half minute: a link that was never filled is not known to be thin.
-        available_error: how far its measurements lie apart, as a share of it.
+        available_error: how far its measurements lie apart, as a share of it; more and more while there are none.
+        steady_bps: what arrived on the mean over the last second in which there was something to send.
         queueing_delay_s: smoothed round trip less ``base_rtt_s``, the round trip of the empty path.
         goodput_bps: of payload that arrived, over the last round trips.
         retransmitted_share: of bytes sent, over the last half second or 4 round trips.
-        drain_s: how long the backlog takes at ``available_bps``; None if that is unknown.
+        drain_s: how long the backlog takes at ``available_bps``, or at ``steady_bps`` where that is more: a pause of a
+            moment is not what the link carries. None if the former is unknown.
         confidence: 0 to 1; how much was measured, how lately, and how clear it is.
     """
 
@@ -67,6 +69,7 @@ class Verdict:
     evidence: tuple[Evidence, ...] = ()
     available_bps: float | None = None
     available_error: float = 0.0
+    steady_bps: float = 0.0
     base_rtt_s: float = 0.0
     queueing_delay_s: float = 0.0
     goodput_bps: float = 0.0
@@ -78,7 +81,7 @@ class Verdict:
     def drain_s(self) -> float | None:
         if self.backlog_bytes <= 0:
             return 0.0
-        return 8 * self.backlog_bytes / self.available_bps if self.available_bps else None
+        return 8 * self.backlog_bytes / max(self.available_bps, self.steady_bps) if self.available_bps else None
 
     @property
     def congested(self) -> bool:

@@ -17,6 +17,7 @@ from prfaas_net.congestion.budget import BudgetFollower
 from prfaas_net.congestion.detector import Detector
 from prfaas_net.congestion.detectors import make_detector
 from prfaas_net.congestion.looking import VerdictNews, look_within_s
+from prfaas_net.congestion.probe import ProbeResult
 from prfaas_net.congestion.samples import LinkSample, LogHead, write_head, write_sample
 from prfaas_net.congestion.verdict import UNKNOWN, LinkState, Verdict
 from prfaas_net.transport.stats import read_tcp_info
@@ -88,6 +89,7 @@ class LinkTelemetry:
         self._in_use = in_use
         self._clock = clock
         self._follower = None if budget_bps is None else BudgetFollower(budget_bps)
+        self._pace_bps = budget_bps
         self._on_budget = on_budget
         self._detector_name = detector
         self._detector: Detector | None = None
@@ -99,8 +101,13 @@ class LinkTelemetry:
 
     @property
     def budget_bps(self) -> int | None:
-        """What the link is paced to now; None if it is not."""
+        """What the link is held to now, probes of a moment not counted; None if it is not."""
         return None if self._follower is None else self._follower.budget_bps
+
+    @property
+    def probed(self) -> ProbeResult | None:
+        """What the last probe has found, if there was one."""
+        return None if self._follower is None else self._follower.probe.last
 
     def start(self) -> None:
         """Look from now on."""
@@ -159,8 +166,9 @@ class LinkTelemetry:
     def _judge(self, verdict: Verdict) -> None:
         self.verdict = verdict
         if self._follower is not None:
-            before = self._follower.budget_bps
-            if self._follower.follow(verdict, now=verdict.at_s) != before:
-                self._on_budget(self._follower.budget_bps)
+            pace_bps = self._follower.follow(verdict, now=verdict.at_s)
+            if pace_bps != self._pace_bps:
+                self._pace_bps = pace_bps
+                self._on_budget(pace_bps)
         if self._news.is_news(verdict) and self.on_verdict is not None:
             self.on_verdict(verdict)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from prfaas_net.congestion.budget import FLOOR_SHARE, BudgetFollower
 from prfaas_net.congestion.path import PathDetector
+from prfaas_net.congestion.probe import DRAIN, GAIN
 from prfaas_net.congestion.verdict import LinkState, Verdict
 from tests.congestion.fluid import EVERY_S, MBPS, Fluid
 
@@ -34,8 +35,10 @@ def test_it_never_leaves_its_bounds_and_is_cut_once_a_round_trip(
     for state, goodput_bps, rtt_s, later_s in steps:
         now += later_s
         before = follower.budget_bps
-        after = follower.follow(verdict(state, goodput_bps, rtt_s=rtt_s), now=now)
+        pace_bps = follower.follow(verdict(state, goodput_bps, rtt_s=rtt_s), now=now)
+        after = follower.budget_bps
         assert FLOOR_SHARE * CONFIGURED - 1 <= after <= CONFIGURED
+        assert DRAIN * after - 1 <= pace_bps <= min(CONFIGURED, GAIN * after)
         if after < before:
             assert state in (LinkState.CONGESTED, LinkState.BUILDING)
             assert cut_at_s is None or now - cut_at_s >= rtt_s
@@ -51,6 +54,16 @@ def test_it_goes_down_to_what_arrives() -> None:
     assert 0.6 * 35e6 <= budget <= 1.15 * 35e6
 
 
+def test_a_pause_of_what_arrives_is_not_what_the_path_carries() -> None:
+    """Retransmission timeouts: nothing for 200 ms of every second. The budget stays near what
+    arrives on the whole, and never falls to its floor."""
+    follower, now = BudgetFollower(CONFIGURED), 0.0
+    for tick in range(1500):
+        now += 0.02
+        follower.follow(verdict(LinkState.CONGESTED, 0.0 if tick % 50 < 10 else 40e6), now=now)
+    assert 0.6 * 40e6 <= follower.budget_bps <= 1.1 * 40e6
+
+
 def test_a_queue_of_others_alone_does_not_starve_us() -> None:
     """The path carries our pace: however long they queue, it costs us less than half."""
     follower, now = BudgetFollower(CONFIGURED), 0.0
@@ -61,23 +74,24 @@ def test_a_queue_of_others_alone_does_not_starve_us() -> None:
 
 
 def test_it_comes_back_step_by_step() -> None:
-    """A fifth of what is configured a second; not while something is building."""
+    """A fifth of what is configured a second; not while something is building. (Nothing waits: there is no probe.)"""
     follower = BudgetFollower(CONFIGURED)
     follower.follow(verdict(LinkState.CONGESTED, 35e6), now=1.0)
     for tick in range(40):
         assert follower.follow(verdict(LinkState.BUILDING, 35e6), now=1.1 + tick / 20) <= 0.7 * CONFIGURED
     seen = [follower.follow(verdict(LinkState.CLEAR, float(CONFIGURED)), now=3.1 + tick / 50) for tick in range(400)]
+    assert follower.probe.last is None
     assert seen == sorted(seen)
     assert max(b - a for a, b in pairwise(seen)) <= 0.021 * CONFIGURED
     assert seen[-1] == CONFIGURED
 
 
 def test_an_idle_link_is_given_its_budget_back_after_a_while() -> None:
-    """What was learnt ten seconds ago is not known any more."""
+    """What was learnt seconds ago is not known any more."""
     follower = BudgetFollower(CONFIGURED)
     follower.follow(verdict(LinkState.CONGESTED, 35e6), now=1.0)
     low = follower.budget_bps
-    assert follower.follow(verdict(LinkState.IDLE, 0.0), now=5.0) == low
+    assert follower.follow(verdict(LinkState.IDLE, 0.0), now=3.5) == low
     for tick in range(400):
         follower.follow(verdict(LinkState.IDLE, 0.0), now=11.5 + tick / 4)
     assert follower.budget_bps == CONFIGURED
@@ -100,7 +114,9 @@ def test_detector_and_budget_together_end_the_queue_and_come_back(others_mbps: i
     link.others_bps = others_mbps * MBPS
     during = run(10.0)
     assert follower.budget_bps < 1.2 * (link.rate_bps - link.others_bps)
-    assert sum(v.queueing_delay_s for v in during[-100:]) / 100 < link.queue_limit_s / 2
+    # It has been empty, and is tried again and again for more.
+    assert min(v.queueing_delay_s for v in during[-400:]) < 0.1 * link.queue_limit_s
+    assert sum(v.queueing_delay_s for v in during[-200:]) / 200 < 0.75 * link.queue_limit_s
     link.others_bps = 0.0
     run(10.0)
     assert follower.budget_bps == CONFIGURED
