@@ -28,11 +28,16 @@ def gateway(
     threshold: Annotated[
         int | None, typer.Option("--threshold", help="t: prompts with more uncached tokens are prefilled remotely.")
     ] = None,
+    planner: Annotated[
+        str | None, typer.Option("--planner", help="off, advise (the default) or act: change t and roles of nodes.")
+    ] = None,
     policy: Annotated[str | None, typer.Option("--policy", help=f"One of {', '.join(policy_names())}.")] = None,
 ) -> None:
     """Run a gateway: OpenAI-compatible HTTP over a fleet of nodes."""
     directory = str(model) if model else None
     flags: dict[str, Any] = {"threshold_tokens": threshold, "policy": policy, "model": name}
+    if planner:
+        flags["planner"] = {"mode": planner}
     if listen:
         flags["http"] = dict(zip(("host", "port"), parse_address(listen), strict=True))
     if node:

@@ -26,6 +26,7 @@ app = typer.Typer(
 app.command("up")(up.up)
 app.command("prefill")(node.prefill)
 app.command("decode")(node.decode)
+app.command("pd")(node.pd)
 app.command("gateway")(gateway.gateway)
 app.command("relay")(relay.relay)
 app.command("top")(top.top)

@@ -1,4 +1,4 @@
-"""``prfaas prefill`` and ``prfaas decode``."""
+"""``prfaas prefill``, ``prfaas decode`` and ``prfaas pd``."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import typer
 from prfaas_net.cli.daemon import Stoppable, run_daemon
 from prfaas_net.cli.models import load_engine
 from prfaas_net.config import load_config
+from prfaas_net.errors import ConfigError
 from prfaas_net.nodes.config import NodeConfig
 from prfaas_net.nodes.decode import DecodeNode
+from prfaas_net.nodes.pd import PdNode
 from prfaas_net.nodes.prefill import PrefillNode
 
-__all__ = ["decode", "prefill"]
+__all__ = ["decode", "pd", "prefill"]
 
 Config = Annotated[Path | None, typer.Option("--config", "-c", help="TOML file; flags and environment go over it.")]
 Model = Annotated[Path | None, typer.Option("--model", help="Hugging Face directory; default: the demo model.")]
@@ -29,11 +31,15 @@ Advertise = Annotated[
 Arena = Annotated[str | None, typer.Option("--arena", help="Host memory for KVCache, such as 4GiB.")]
 KvDtype = Annotated[str | None, typer.Option("--kv-dtype", help="How KVCache is kept: float32 or bfloat16.")]
 Connections = Annotated[int | None, typer.Option("--connections", help="Data connections of a link.")]
+Profile = Annotated[Path | None, typer.Option("--profile", help="How fast this node is: see python -m engine profile.")]
 Budget = Annotated[str | None, typer.Option("--budget", help="Egress budget of a link, such as 10Gbps.")]
 
 
 def _load(role: str, config: Path | None, flags: dict[str, Any]) -> NodeConfig:
-    return load_config(NodeConfig, config, flags={"role": role, **flags}, env_prefix=f"PRFAAS_{role.upper()}__")
+    settings = load_config(NodeConfig, config, flags={"role": role, **flags}, env_prefix=f"PRFAAS_{role.upper()}__")
+    if settings.convertible:
+        raise ConfigError(f"prfaas {role} only does that", found="convertible = true", do="start it with prfaas pd")
+    return settings
 
 
 def prefill(
@@ -44,13 +50,14 @@ def prefill(
     listen: Listen = None,
     arena: Arena = None,
     kv_dtype: KvDtype = None,
+    profile: Profile = None,
     connections: Connections = None,
     budget: Budget = None,
 ) -> None:
     """Run a prefill node: prompts in, KVCache out over the KV stream."""
     flags = {
         "model": str(model) if model else None, "node_id": node_id, "cluster": cluster, "listen": listen,
-        "kv_dtype": kv_dtype,
+        "kv_dtype": kv_dtype, "profile": str(profile) if profile else None,
         "kv": {"arena": arena, "connections": connections, "budget": budget},
     }  # fmt: skip
     settings = _load("prefill", config, flags)
@@ -79,12 +86,13 @@ def decode(
     advertise: Advertise = None,
     arena: Arena = None,
     kv_dtype: KvDtype = None,
+    profile: Profile = None,
 ) -> None:
     """Run a decode node: KVCache in, tokens out."""
     names = dict(entry.partition("=")[::2] for entry in advertise or [])
     flags = {
         "model": str(model) if model else None, "node_id": node_id, "cluster": cluster, "listen": listen,
-        "kv_dtype": kv_dtype,
+        "kv_dtype": kv_dtype, "profile": str(profile) if profile else None,
         "kv": {"arena": arena, "listen": kv_listen, "advertise": names or None},
     }  # fmt: skip
     settings = _load("decode", config, flags)
@@ -94,6 +102,48 @@ def decode(
         node = DecodeNode(settings, engine)
         await node.start()
         kv_address = node.listener.address
+        return node, {"node": settings.node_id, "address": node.control.address, "kv_address": kv_address}
+
+    run_daemon(start)
+
+
+def pd(
+    config: Config = None,
+    role: Annotated[str | None, typer.Option("--role", help="What it does at first: prefill or decode.")] = None,
+    model: Model = None,
+    node_id: NodeId = None,
+    cluster: Cluster = None,
+    listen: Listen = None,
+    kv_listen: KvListen = None,
+    advertise: Advertise = None,
+    arena: Arena = None,
+    kv_dtype: KvDtype = None,
+    profile: Profile = None,
+    connections: Connections = None,
+    budget: Budget = None,
+) -> None:
+    """Run a node that prefills or decodes, and changes from one to the other while it serves."""
+    names = dict(entry.partition("=")[::2] for entry in advertise or [])
+    flags = {
+        "role": role, "convertible": True, "model": str(model) if model else None, "node_id": node_id,
+        "cluster": cluster, "listen": listen, "kv_dtype": kv_dtype, "profile": str(profile) if profile else None,
+        "kv": {
+            "arena": arena, "listen": kv_listen, "advertise": names or None, "connections": connections,
+            "budget": budget,
+        },
+    }  # fmt: skip
+    settings = load_config(NodeConfig, config, flags=flags, env_prefix="PRFAAS_PD__")
+    engine = load_engine(
+        settings.model,
+        prefill_chunk_tokens=settings.prefill_chunk_tokens,
+        kv_dtype=settings.kv_dtype,
+        pace_tokens_per_s=settings.prefill_pace,
+    )
+
+    async def start() -> tuple[Stoppable, dict[str, Any]]:
+        node = PdNode(settings, engine)
+        await node.start()
+        kv_address = node.decode.listener.address
         return node, {"node": settings.node_id, "address": node.control.address, "kv_address": kv_address}
 
     run_daemon(start)

@@ -10,6 +10,7 @@ from prfaas_net.config import Bytes, Duration, Section, is_loopback, split_list
 from prfaas_net.errors import ConfigError
 from prfaas_net.gateway.engines.settings import EngineFields
 from prfaas_net.gateway.keys import Key, KeyHash
+from prfaas_net.gateway.planning_config import PlannerField, PlannerSection
 from prfaas_net.nodes.http_site import HttpLimits
 from prfaas_net.nodes.http_tls import ClientTlsSection, HttpTlsSection
 from prfaas_net.nodes.urls import base_url
@@ -169,6 +170,7 @@ class GatewayConfig(Section):
             commas.
         node_key: secret shared with the nodes.
         join: whether nodes may join by themselves, beside those that are listed.
+        planner: what the long-timescale planner may do: ``"off"``, ``"advise"``, ``"act"``, or a table.
     """
 
     http: HttpSection = HttpSection()
@@ -189,6 +191,7 @@ class GatewayConfig(Section):
     nodes: tuple[NodeSection, ...] = ()
     clusters: tuple[ClusterSection, ...] = ()
     join: JoinSection | None = None
+    planner: PlannerField = PlannerSection()
     fleet: FleetSection = FleetSection()
 
     @model_validator(mode="after")

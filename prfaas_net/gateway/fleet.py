@@ -291,12 +291,13 @@ class Fleet:
         if node.up:
             log.warning("node %s is down: %s", node.name, error.line())
             self._observe(NodeDown(node.name))
-            if isinstance(error, LinkError):
-                self.on_silent(node.name)
         elif at_once and node.problem != error.line():
             log.error("node %s is not admitted: %s", node.name, error.line())
         node.up = False
         node.problem = error.line()
+        if isinstance(error, LinkError):
+            # Every time: who could take over may have come up since.
+            self.on_silent(node.name)
 
 
 def _seen(node: WatchedNode, info: NodeInfo) -> NodeSeen:
@@ -315,4 +316,6 @@ def _seen(node: WatchedNode, info: NodeInfo) -> NodeSeen:
         profile,
         told.max_batch if told is not None else 0,
         engine.alone if engine is not None else Alone.NEVER,
+        info.convertible,
+        None if info.next_role is None else Role(info.next_role),
     )

@@ -6,6 +6,7 @@ Read when it is asked for. All that is kept of the past is a bounded number of p
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -33,6 +34,9 @@ class FleetView:
     Args:
         model: the name under which it is served.
         clock: whose time ``now_s`` and every ``at_s`` are on.
+
+    Attributes:
+        planner: what the planner has to say.
     """
 
     def __init__(
@@ -44,6 +48,7 @@ class FleetView:
         self._states = states
         self._caches = caches
         self._clock = clock
+        self.planner: Callable[[], dict[str, Any] | None] = lambda: None
         self._points: deque[dict[str, Any]] = deque(maxlen=KEPT_POINTS)
         self._changes: dict[tuple[str, str], deque[tuple[float, str]]] = {}
 
@@ -91,6 +96,7 @@ class FleetView:
                 _link(node_id, link) for node_id in sorted(self._states.links) for link in self._states.links[node_id]
             ],
             "verdicts": [self._verdicts(pair) for pair in sorted(self._changes)],
+            "planner": self.planner(),
             "requests": points,
         }
 
@@ -110,6 +116,8 @@ class FleetView:
             "node": node.name,
             "cluster": info.cluster if info else None,
             "role": info.role if info else None,
+            "next_role": info.next_role if info else None,
+            "convertible": info is not None and info.convertible,
             "up": node.up,
             "problem": node.problem,
             "restarts": node.restarts,

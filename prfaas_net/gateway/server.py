@@ -27,6 +27,9 @@ from prfaas_net.gateway.joining import JoinDesk
 from prfaas_net.gateway.keys import KeyRing
 from prfaas_net.gateway.lifecycle import Lifecycle
 from prfaas_net.gateway.middleware import Surroundings
+from prfaas_net.gateway.planning import Planning
+from prfaas_net.gateway.planning_events import PlanningLog
+from prfaas_net.gateway.record import RequestRecord
 from prfaas_net.gateway.run import Services
 from prfaas_net.gateway.serving import Serving
 from prfaas_net.gateway.state_watch import StateWatch
@@ -74,6 +77,8 @@ class Gateway:
         self._engines: EngineDesk | None = None
         self._followers: list[Follower] = []
         self._joining: JoinDesk | None = None
+        self._planning: Planning | None = None
+        self._planning_log = PlanningLog(self.instruments.metrics)
         self._view: FleetView | None = None
         self._serving: Serving | None = None
         self._lifecycle: Lifecycle | None = None
@@ -144,6 +149,10 @@ class Gateway:
         for server in engines.servers.values():
             server.calls.on_unreachable = self._fleet.suspect
         self._joining = self._open_joining(self._fleet)
+        self._planning = Planning(
+            config.planner, self.router, self._fleet, client, self.clock, self._note, self._planning_log
+        )
+        self._view.planner = self._planning.summary
         try:
             await self._listen(self._application(self._fleet, self._lifecycle, self._view))
             await self._fleet.start()
@@ -151,6 +160,7 @@ class Gateway:
                 follower.start()
             engines.start(caches)
             self._joining.start()
+            self._planning.start()
         except BaseException:
             await self.stop()
             raise
@@ -167,6 +177,8 @@ class Gateway:
             self._lifecycle.abort_all()
         if self._runner is not None:
             await self._runner.cleanup()
+        if self._planning is not None:
+            await self._planning.stop()
         if self._joining is not None:
             await self._joining.stop()
         for follower in self._followers:
@@ -208,6 +220,13 @@ class Gateway:
         if self._view is not None:
             self._view.note(event)
 
+    def _served(self, record: RequestRecord) -> None:
+        """A request that was decided on is over."""
+        if self._view is not None:
+            self._view.served(record)
+        if self._planning is not None:
+            self._planning.served(record)
+
     def _own_tokens(self, node_id: str) -> int:
         node = self.router.state.nodes.get(node_id)
         return 0 if node is None else node.pending_tokens
@@ -215,7 +234,7 @@ class Gateway:
     def _application(self, fleet: Fleet, lifecycle: Lifecycle, view: FleetView) -> web.Application:
         surroundings = Surroundings(self.instruments, KeyRing(self.config.holders))
         serving = self._serving = Serving(self.config, self._tokenizer, lifecycle, self.instruments)
-        serving.on_end = view.served
+        serving.on_end = self._served
         app = web.Application(middlewares=[surroundings.middleware], client_max_size=self.config.max_body)
         app.add_routes(HttpApi(self.config, serving, fleet, self.instruments).routes())
         if self._engines is not None:
@@ -224,6 +243,8 @@ class Gateway:
             app.add_routes(self._joining.routes())
         app.router.add_get("/v1/cache", lifecycle.services.desk.handle)
         app.router.add_get("/v1/fleet", view.handle)
+        if self._planning is not None:
+            app.router.add_get("/v1/plan", self._planning.handle)
         app.router.add_get("/", Dashboard().handle)
         app.on_response_prepare.append(surroundings.echo_id)
         app.on_response_prepare.append(serving.part)

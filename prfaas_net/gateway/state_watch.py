@@ -40,13 +40,14 @@ class StateWatch(Follower):
         self._foreign: dict[str, int] = {}
 
     def wants(self, info: NodeInfo) -> bool:
-        return info.role == "prefill"
+        return info.role == "prefill" or info.convertible
 
     def take(self, info: NodeInfo, event: dict[str, Any]) -> str | None:
         queue, links = event.get("queue_tokens"), parse_links(event.get("links"))
         if event["event"] != "state" or type(queue) is not int or queue < 0 or links is None:
             return "not a state"
         self.links[info.node_id] = links
+        self._note_role(info.node_id, event)
         self._note_queue(info.node_id, max(0, queue - self._own_tokens(info.node_id)))
         self._note_links(info, links)
         return None
@@ -55,6 +56,15 @@ class StateWatch(Follower):
         self.links.pop(info.node_id, None)
         self._note_queue(info.node_id, 0)
         self._note_links(info, [])
+
+    def _note_role(self, node_id: str, event: dict[str, Any]) -> None:
+        """A node that has another role than it said, or is about to, is asked at once and not when its turn comes."""
+        for node in self.nodes:
+            info = node.info
+            if info is None or info.node_id != node_id or not info.convertible:
+                continue
+            if (event.get("role"), event.get("next_role")) != (info.role, info.next_role):
+                node.wake.set()
 
     def _note_queue(self, node_id: str, foreign_tokens: int) -> None:
         if self._foreign.get(node_id, 0) != foreign_tokens:

@@ -93,7 +93,7 @@ class PdNode:
 
     async def _lease(self, request: web.Request) -> web.Response:
         answer = self.roles.lease.ask(await parse_call(LeaseCall, request), now=self.roles.clock.now())
-        return web.Response(body=orjson.dumps(answer.model_dump()), content_type="application/json")
+        return web.Response(body=orjson.dumps(answer.model_dump()) + b"\n", content_type="application/json")
 
     # -- telling --------------------------------------------------------------------------------------------------
 

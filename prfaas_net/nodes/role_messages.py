@@ -53,13 +53,14 @@ class LeaseCall(Message):
 
 
 class LeaseAnswer(Message):
-    """Who holds the lease.
+    """Who holds the lease; said as an event, as everything that nodes say to gateways.
 
     Attributes:
         granted: whether that is who asked (or nobody, where it was given back).
         left_s: for how long, unless it is asked for again.
     """
 
+    event: Literal["done"] = "done"
     granted: bool
     holder: str | None = None
     left_s: float = 0.0
