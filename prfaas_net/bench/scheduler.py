@@ -118,19 +118,21 @@ def _decisions(policy: str, count: int) -> dict[str, Any]:
     }
 
 
-def _simulated(count: int, policy: str) -> dict[str, Any]:
-    """How long the case study takes to simulate, at 0.9 load."""
+def _simulated(count: int, policy: str, *, detector: bool) -> dict[str, Any]:
+    """How long the case study takes to simulate, at 0.9 load; with the congestion detector at its link, or without."""
     work, fleet = paper_workload(), paper()["fleet"]
     rate = 0.9 * paper()["expected"]["table_6"]["lambda_max"]["prfaas_pd"]
     simulation = Simulation(
         paper_fleet(fleet["n_prfaas"], fleet["n_p"], fleet["n_d"], pipelined=True),
         make_policy(policy, PolicySettings(fleet["t_tokens"], Random(1))),
+        detector=detector,
     )
     begun = time.perf_counter()
     result = simulation.run(poisson(work.lengths, 1024, rate_req_s=rate, count=count, seed=1))
     took_s = time.perf_counter() - begun
     return {
         "policy": policy,
+        "detector": detector,
         "requests": result.finished,
         "events": result.events,
         "seconds": took_s,
@@ -150,7 +152,9 @@ def bench_scheduler(
     runs = []
     for policy in ("threshold", "earliest-finish"):
         progress(f"{simulated:,} requests simulated with {policy}")
-        runs.append(_simulated(simulated, policy))
+        runs.append(_simulated(simulated, policy, detector=False))
+    progress(f"{simulated // 10:,} requests with the congestion detector")
+    runs.append(_simulated(max(1, simulated // 10), "earliest-finish", detector=True))
     return {"nodes": NODES, "in_flight": IN_FLIGHT, "decisions": rows, "simulator": runs}
 
 
@@ -166,7 +170,8 @@ def show_scheduler(report: dict[str, Any], console: Console) -> None:
         )  # fmt: skip
     console.print(table)
     for run in report["simulator"]:
+        detector = "with the detector" if run["detector"] else "without a detector"
         console.print(
-            f"simulator, {run['policy']}: {run['requests_per_s']:,.0f} requests/s, "
+            f"simulator, {run['policy']}, {detector}: {run['requests_per_s']:,.0f} requests/s, "
             f"a million in {run['a_million_takes_s']:.0f} s"
         )

@@ -79,6 +79,10 @@ def compare_command(
         bool, typer.Option("--serial", help="Send the KVCache after the prefill, as the paper counts it.")
     ] = False,
     ticks: Annotated[bool, typer.Option("--ticks", help="Keep the 3 s ticks of Mooncake's clock.")] = False,
+    detector: Annotated[
+        bool,
+        typer.Option(help="Links are judged by the congestion detector; else the router is told what they carry."),
+    ] = True,
     jobs: Annotated[int, typer.Option("--jobs", help="Runs at a time; 0: one a core.")] = 0,
     plots: Annotated[Path | None, typer.Option("--plots", help="Directory for PNG plots; needs matplotlib.")] = None,
 ) -> None:
@@ -90,7 +94,7 @@ def compare_command(
         make_policy(name, PolicySettings(rng=Random(seed)))
     todo = cells(
         names, link or LINKS, load or LOADS, policy, requests=requests, seed=seed, trace=str(trace) if trace else None,
-        jitter=not ticks, pipelined=not serial,
+        jitter=not ticks, pipelined=not serial, detector=detector,
     )  # fmt: skip
     report = compare(todo, jobs=jobs or os.cpu_count() or 1, progress=_progress())
     if plots is not None:

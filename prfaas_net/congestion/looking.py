@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prfaas_net.congestion.verdict import UNKNOWN, LinkState, Verdict
 
-__all__ = ["LOOK_MANY_S", "LOOK_S", "VerdictNews", "look_within_s"]
+__all__ = ["LOOK_IDLE_S", "LOOK_MANY_S", "LOOK_S", "VerdictNews", "look_within_s"]
 
 # Seconds from one look to the next, uniform between two bounds, so that no look keeps step with what the path does
 # (Poisson in ndt7, for the same reason). A link with many connections is looked at a little less often.

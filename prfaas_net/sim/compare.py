@@ -13,7 +13,7 @@ from typing import Any
 from prfaas_net.errors import ConfigError
 from prfaas_net.scheduling import EmpiricalLengths, PolicySettings, Workload, make_policy, policy_names, solve
 from prfaas_net.sim.case_study import GBPS, paper, paper_pd, paper_prfaas, paper_workload
-from prfaas_net.sim.fleet import FleetSpec, bursty, drop, steady
+from prfaas_net.sim.fleet import bursty, drop, steady
 from prfaas_net.sim.paper_event import paper_fleet
 from prfaas_net.sim.requests import (
     SimRequest,
@@ -61,6 +61,7 @@ class Cell:
         trace: a file, where the workload is none of those that come with the package.
         jitter: whether the ticks of Mooncake's clock are spread out.
         pipelined: whether a layer's KVCache leaves while the next one computes.
+        detector: whether the router hears of the link from the congestion detector; else it is told the truth.
     """
 
     workload: str
@@ -72,6 +73,7 @@ class Cell:
     trace: str | None = None
     jitter: bool = True
     pipelined: bool = True
+    detector: bool = True
 
 
 @dataclass(frozen=True)
@@ -141,10 +143,12 @@ def run_cell(cell: Cell) -> tuple[dict[str, Any], SimResult]:
         paper()["fleet"]["n_prfaas"], n_p, n_d, pipelined=cell.pipelined, steps=_steps(cell.link, span_s, cell.seed),
         rtt_s=RTT_S,
     )  # fmt: skip
-    fleet = _for_workload(fleet, cached=bool(case.requests))
+    # Cross traffic queues; a link that drops is just thinner.
+    links = tuple(replace(spec, rivals=cell.link == "bursty") for spec in fleet.links)
+    fleet = replace(fleet, cached=bool(case.requests), links=links)
     settings = PolicySettings(case.t_tokens, Random(cell.seed))
     name = "threshold" if cell.policy == ORACLE else cell.policy
-    simulation = Simulation(fleet, make_policy(name, settings), seed=cell.seed)
+    simulation = Simulation(fleet, make_policy(name, settings), seed=cell.seed, detector=cell.detector)
     if cell.policy == ORACLE:
         _foresee_drops(simulation, case, span_s)
     result = simulation.run(requests)
@@ -155,6 +159,7 @@ def run_cell(cell: Cell) -> tuple[dict[str, Any], SimResult]:
         "ttft_p99_s": found.p99, "goodput_req_s": found.goodput_req_s, "throughput_req_s": found.throughput_req_s,
         "offloaded_share": found.offloaded_share, "link_use": found.link_use, "lost": result.lost,
         "prediction_error_s": found.prediction_error_s, "offered_req_s": rate, "requests": found.requests,
+        "detector": cell.detector,
     }  # fmt: skip
     if cell.link == "drop":
         row |= _through_drops(result, case, rate, span_s)
@@ -166,10 +171,6 @@ def _foresee_drops(simulation: Simulation, case: _Case, span_s: float) -> None:
     for at_s in _drops(span_s):
         simulation.loop.at(at_s, simulation.set_threshold, int(thin))
         simulation.loop.at(at_s + DROP_FOR_S, simulation.set_threshold, case.t_tokens)
-
-
-def _for_workload(fleet: FleetSpec, *, cached: bool) -> FleetSpec:
-    return replace(fleet, cached=cached)
 
 
 def _through_drops(result: SimResult, case: _Case, rate: float, span_s: float) -> dict[str, float]:

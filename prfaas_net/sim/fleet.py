@@ -43,6 +43,7 @@ class LinkSpec:
     Attributes:
         steps: (time, bits/s that it carries from then on), rising in time; the first is at 0.
         budget_bps: what KVCache may use; by default the largest that it carries.
+        rivals: what it does not carry is taken by others, who queue; otherwise it is just not there.
     """
 
     source: str
@@ -50,6 +51,12 @@ class LinkSpec:
     steps: tuple[tuple[float, float], ...]
     rtt_s: float = 0.0
     budget_bps: float | None = None
+    rivals: bool = False
+
+    @property
+    def best_bps(self) -> float:
+        """The most that it ever carries."""
+        return max(bps for _, bps in self.steps)
 
 
 @dataclass(frozen=True)
@@ -70,8 +77,10 @@ class FleetSpec:
         pipelined: whether a layer's KVCache leaves while the next one computes; else it is sent after the prefill, as
             the paper's table 6 counts it.
         local_bps: rate inside a cluster; 0: transfers there cost nothing.
-        report_s: how often a link tells the router of itself, after something has changed.
+        report_s: how often a node tells of its links though nothing happened; without a detector, how long the router
+            does not know of a change.
         cached: whether prefixes are reused.
+        feed_s: from a change of a cache until the gateway has heard of it.
     """
 
     clusters: tuple[ClusterSpec, ...]
@@ -81,6 +90,7 @@ class FleetSpec:
     local_bps: float = 0.0
     report_s: float = 0.25
     cached: bool = False
+    feed_s: float = 0.05
     failures: tuple[NodeFailure, ...] = ()
 
     @property

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from prfaas_net.sim.loop import Loop
 
-__all__ = ["Flow", "SimLink"]
+__all__ = ["LEAST_BPS", "Flow", "SimLink"]
 
 # Bits that rounding may leave of a transfer that is over.
 NOTHING_BITS = 1.0
@@ -59,7 +59,9 @@ class SimLink:
     Attributes:
         capacity_bps: what it carries now, cross traffic taken off.
         rtt_s: a transfer lands half of it after its last bit was sent.
+        pace_bps: what all transfers together are held to.
         fair: equal shares, rather than first come, first served.
+        woken: called when a transfer begins.
         sent_bits: by all transfers, so far.
         offered_bits: what it could have carried, so far.
     """
@@ -70,6 +72,8 @@ class SimLink:
     capacity_bps: float
     rtt_s: float = 0.0
     fair: bool = False
+    pace_bps: float = math.inf
+    woken: Callable[[], None] | None = None
     flows: list[Flow] = field(default_factory=list)
     sent_bits: float = 0.0
     offered_bits: float = 0.0
@@ -82,6 +86,12 @@ class SimLink:
         self.capacity_bps = max(LEAST_BPS, capacity_bps)
         self._share()
 
+    def set_pace(self, pace_bps: float) -> None:
+        """Transfers together send no faster from now on."""
+        self._advance()
+        self.pace_bps = pace_bps
+        self._share()
+
     def send(self, bits: float, made_in_s: float, landed: Callable[[object], None], tag: object) -> Flow:
         """Begin a transfer whose data is made within ``made_in_s`` from now (0: it is all there)."""
         self._advance()
@@ -89,6 +99,8 @@ class SimLink:
         flow = Flow(max(bits, NOTHING_BITS), now, now + made_in_s, landed, tag, behind=made_in_s <= 0)
         self.flows.append(flow)
         self._share()
+        if self.woken is not None:
+            self.woken()
         return flow
 
     def cancel(self, flow: Flow) -> None:
@@ -103,6 +115,15 @@ class SimLink:
         self._advance()
         now = self.loop.now
         return sum(flow.made_bits(now) - flow.sent_bits for flow in self.flows)
+
+    @property
+    def behind(self) -> bool:
+        """Whether a transfer could send more than it may."""
+        return any(flow.behind for flow in self.flows)
+
+    def wanted_bps(self) -> float:
+        """What transfers would send if nothing held them back; without end where one is behind what is made of it."""
+        return math.inf if self.behind else sum(flow.make_bps for flow in self.flows)
 
     def busy_bits(self) -> float:
         """What was sent so far, up to now."""
@@ -137,7 +158,7 @@ class SimLink:
         self.loop.after(max(1e-9, self._steady_s(now)), self._wake, self._epoch)
 
     def _divide(self, now: float) -> None:
-        left_bps = self.capacity_bps
+        left_bps = min(self.capacity_bps, self.pace_bps)
         waiting: list[tuple[float, Flow]] = []
         for flow in self.flows:
             if flow.behind or now >= flow.made_until_s:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from prfaas_net.cache.keys import KEY_BYTES
 from prfaas_net.cache.prefix import PrefixCache
+from prfaas_net.cache.prefix_tree import CacheChange
 from prfaas_net.cache.retention import choose_interval, snapshot_lengths
 from prfaas_net.kv import KvKind
 from prfaas_net.scheduling import KvSize
@@ -27,6 +28,9 @@ class ClusterCache:
 
     Args:
         pool_bytes: memory for it, over all machines.
+
+    Attributes:
+        groups: kinds of state that are kept.
     """
 
     def __init__(self, kv: KvSize, block_tokens: int, pool_bytes: float) -> None:
@@ -35,10 +39,23 @@ class ClusterCache:
             KvKind.LINEAR: int(kv.constant_bytes),
             KvKind.WINDOW: int(kv.window_bytes_per_token * kv.window_tokens),
         }
+        self.groups = frozenset(group for group, n_bytes in group_bytes.items() if n_bytes)
         block_bytes = max(1, group_bytes[KvKind.FULL] or max(group_bytes.values()))
         self._cache = PrefixCache(max(1, int(pool_bytes / block_bytes)), block_bytes, group_bytes, block_tokens)
         self._interval = choose_interval(group_bytes, block_tokens, int(pool_bytes))
         self._block_tokens = block_tokens
+
+    def drain_changes(self) -> list[CacheChange]:
+        """What has changed since the last call."""
+        return self._cache.drain_changes()
+
+    def snapshot_changes(self) -> list[CacheChange]:
+        """All that is held, as changes from nothing."""
+        return self._cache.snapshot_changes()
+
+    def drop_all(self) -> None:
+        """Everything is gone."""
+        self._cache.drop_all()
 
     def match_tokens(self, keys: bytes, prompt_tokens: int, *, now: float) -> tuple[int, int]:
         """What a prefill there could go on from, and up to where rows are held, in tokens."""

@@ -62,6 +62,7 @@ class SimResult:
         link_bits: by time bucket, over all links; ``link_capacity_bits`` what they carried.
         thresholds: (time, t) whenever it changed.
         instructions: (time, what) of the planner.
+        stale_matches: requests that found more or less cached than the gateway believed.
         events: things done on the virtual clock.
     """
 
@@ -71,6 +72,7 @@ class SimResult:
     lost: int = 0
     retried: int = 0
     finished: int = 0
+    stale_matches: int = 0
     events: int = 0
     arrived_s: array[float] = field(default_factory=lambda: array("d"))
     ttft_s: array[float] = field(default_factory=lambda: array("d"))

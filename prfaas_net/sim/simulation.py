@@ -31,13 +31,15 @@ from prfaas_net.scheduling import (
     ThresholdSet,
     TransferLanded,
 )
+from prfaas_net.sim.caches import FleetCaches
 from prfaas_net.sim.fleet import ClusterSpec, FleetSpec, LinkSpec, NodeFailure
 from prfaas_net.sim.loop import Loop
-from prfaas_net.sim.network import Flow, SimLink
+from prfaas_net.sim.network import LEAST_BPS, Flow, SimLink
 from prfaas_net.sim.nodes import SimDecode, SimPrefill
-from prfaas_net.sim.prefix import ClusterCache, block_keys
+from prfaas_net.sim.prefix import block_keys
 from prfaas_net.sim.requests import MOONCAKE_BLOCK_TOKENS, SimRequest
 from prfaas_net.sim.result import BUCKET_S, SimResult
+from prfaas_net.sim.telemetry import LinkTelemetry
 
 __all__ = ["Simulation"]
 
@@ -56,6 +58,7 @@ class _Job:
 
     __slots__ = (
         "decision", "flow", "generation", "keys", "prefilled", "request", "request_id", "retries", "size_bytes",
+        "start_tokens",
     )  # fmt: skip
 
     def __init__(self, request_id: str, request: SimRequest) -> None:
@@ -68,6 +71,7 @@ class _Job:
         self.flow: Flow | None = None
         self.prefilled = False
         self.keys = b""
+        self.start_tokens = 0
 
 
 class Simulation:
@@ -76,6 +80,8 @@ class Simulation:
     Args:
         policy: the very object that a gateway would route with.
         ttft_limit_s: requests carry it as their limit, and are shed when nobody can meet it.
+        detector: whether the router hears of links what the real congestion detector makes of them. Without, which is
+            several times as fast, it is told what they carry.
         validate_every: events between two checks of the router's invariants; 0 checks at the end only.
         planner: looks at the fleet every few seconds; what it says is done.
         progress: told (requests so far, seconds simulated) now and then.
@@ -88,6 +94,7 @@ class Simulation:
         *,
         seed: int = 1,
         ttft_limit_s: float | None = None,
+        detector: bool = True,
         validate_every: int = 0,
         planner: Planner | None = None,
         progress: Callable[[int, float], None] | None = None,
@@ -98,6 +105,7 @@ class Simulation:
         kinds = {c.name: ClusterKind.PD if c.decode else ClusterKind.PRFAAS for c in fleet.clusters}
         self.router = Router(policy, kinds, Predictor(fleet.kv, fleet.pipelined, fleet.local_bps))
         self._limit_s = ttft_limit_s
+        self._detects = detector
         self._validate_every = validate_every
         self._progress = progress
         self._planner = planner
@@ -107,11 +115,12 @@ class Simulation:
         self._prefill: dict[str, SimPrefill] = {}
         self._decode: dict[str, SimDecode] = {}
         self._links: dict[tuple[str, str], SimLink] = {}
-        self._caches: dict[str, ClusterCache] = {}
-        self._reported: dict[tuple[str, str], float] = {}
+        self._telemetry: list[LinkTelemetry] = []
         self._jobs: dict[str, _Job] = {}
         self._more = True
         self._sent_bits = self._offered_bits = 0.0
+        pools = {spec.name: spec.cache_bytes for spec in fleet.clusters if fleet.cached and spec.cache_bytes}
+        self.caches = FleetCaches(self.loop, fleet.kv, pools, MOONCAKE_BLOCK_TOKENS, delay_s=fleet.feed_s)
         for cluster in fleet.clusters:
             self._add_cluster(cluster)
         for link in fleet.links:
@@ -179,8 +188,6 @@ class Simulation:
         for i in range(spec.decode):
             self._add_decode(f"{spec.name}-decode-{i}", spec)
             self._come_back(f"{spec.name}-decode-{i}")
-        if self.fleet.cached and spec.cache_bytes:
-            self._caches[spec.name] = ClusterCache(self.fleet.kv, MOONCAKE_BLOCK_TOKENS, spec.cache_bytes)
         policy = self.router.policy
         if isinstance(policy, ThresholdPolicy) and not self.result.thresholds:
             self.result.thresholds.append((0.0, policy.threshold_tokens))
@@ -196,15 +203,23 @@ class Simulation:
     def _add_link(self, spec: LinkSpec) -> None:
         key = (spec.source, spec.destination)
         link = self._links[key] = SimLink(self.loop, *key, spec.steps[0][1], spec.rtt_s)
-        budget_bps = spec.budget_bps or max(bps for _, bps in spec.steps)
-        self._observe(LinkSeen(*key, LinkState.CLEAR, spec.steps[0][1], budget_bps, spec.rtt_s))
+        budget_bps = spec.budget_bps or spec.best_bps
+        # Nothing was sent yet: all that is known is what was configured, and what a ping takes.
+        self._observe(LinkSeen(*key, LinkState.IDLE, None, budget_bps, spec.rtt_s))
+        if self._detects:
+            telemetry = LinkTelemetry(
+                self.loop, link, best_bps=spec.best_bps, budget_bps=budget_bps, rivals=spec.rivals,
+                beat_s=self.fleet.report_s, rng=Random(self._rng.random()), told=self._observe,
+            )  # fmt: skip
+            self._telemetry.append(telemetry)
         for at_s, bps in spec.steps[1:]:
             self.loop.at(at_s, lambda bps, link=link: self._link_step(link, bps, budget_bps), bps)  # type: ignore[misc]
 
     def _link_step(self, link: SimLink, bps: float, budget_bps: float) -> None:
-        """What the link carries changes now; the router hears of it a little later, as from a detector."""
+        """What the link carries changes now; without a detector the router is told a little later."""
         if self._more or self._jobs:
             link.set_capacity(bps)
+        if not self._detects:
             self.loop.after(self.fleet.report_s, lambda _: self._report(link, budget_bps))
 
     def _report(self, link: SimLink, budget_bps: float) -> None:
@@ -212,6 +227,8 @@ class Simulation:
         state = LinkState.CLEAR
         if share < BUILDING_SHARE:
             state = LinkState.CONGESTED if share < CONGESTED_SHARE else LinkState.BUILDING
+        if link.capacity_bps <= LEAST_BPS:
+            state = LinkState.DOWN
         # What is available was measured: it is not to be discounted again for the state that it was measured in.
         available = link.capacity_bps
         self._observe(LinkSeen(link.source, link.destination, state, available, budget_bps, link.rtt_s))
@@ -233,7 +250,9 @@ class Simulation:
         node = self._prefill.get(node_id)
         if node is not None:
             both = self._kinds[node.cluster] is ClusterKind.PD
-            seen = NodeSeen(node_id, node.cluster, Role.PREFILL, self.fleet.max_tokens, 1, node.profile, convertible=both)
+            seen = NodeSeen(
+                node_id, node.cluster, Role.PREFILL, self.fleet.max_tokens, 1, node.profile, convertible=both
+            )
             self._observe(seen)
             return
         decode = self._decode[node_id]
@@ -304,14 +323,12 @@ class Simulation:
         self._decode[decision.decode_node].reserve(job.size_bytes, self._reserved, job)
 
     def _cached(self, job: _Job) -> dict[str, int]:
-        request, now = job.request, self.loop.now
-        if not self._caches or not request.block_ids:
+        """By cluster, what the gateway believes to be cached of its prompt."""
+        request = job.request
+        if not self.fleet.cached or not request.block_ids:
             return {}
         job.keys = block_keys(request.block_ids, request.prompt_tokens, MOONCAKE_BLOCK_TOKENS)
-        return {
-            name: cache.match_tokens(job.keys, request.prompt_tokens, now=now)[0]
-            for name, cache in self._caches.items()
-        }
+        return self.caches.heard(job.keys, request.prompt_tokens)
 
     def _reserved(self, job: _Job) -> None:
         decision = job.decision
@@ -322,12 +339,22 @@ class Simulation:
             bits = 8.0 * self.fleet.kv.increment(0, decision.cached_tokens)
             link.send(bits, 0.0, self._copied, (job, job.generation))
             return
-        self._prefill[decision.prefill_node].give((job, job.generation), decision.incremental_tokens)
+        self._give(job, 0)
+
+    def _give(self, job: _Job, copied_tokens: int) -> None:
+        """The prompt joins its node's queue; what is really cached there counts, not what the gateway believed."""
+        decision, tokens = job.decision, job.request.prompt_tokens
+        assert decision is not None
+        if job.keys:
+            usable, _ = self.caches.held(decision.prefill_cluster, job.keys, tokens)
+            job.start_tokens = max(usable, copied_tokens)
+            self.result.stale_matches += job.start_tokens != decision.cached_tokens
+        self._prefill[decision.prefill_node].give((job, job.generation), tokens - job.start_tokens)
 
     def _copied(self, tag: Any) -> None:
         job, generation = tag
         if job.generation == generation:
-            self._prefill[job.decision.prefill_node].give(tag, job.decision.incremental_tokens)
+            self._give(job, job.decision.cached_tokens)
 
     def _begun(self, tag: Any, seconds: float) -> None:
         job, generation = tag
@@ -341,10 +368,8 @@ class Simulation:
         job.prefilled = True
         decision = job.decision
         self._observe(PrefillEnded(job.request_id))
-        cache = self._caches.get(decision.prefill_cluster)
-        if cache is not None:
-            start = decision.cached_tokens
-            cache.add(job.keys, job.request.prompt_tokens, start_tokens=start, computed=True, now=self.loop.now)
+        tokens, start = job.request.prompt_tokens, job.start_tokens
+        self.caches.keep(decision.prefill_cluster, job.keys, tokens, start_tokens=start, computed=True)
         if not self.fleet.pipelined:
             self._send(job, 0.0)
 
@@ -363,12 +388,9 @@ class Simulation:
 
     def _bits(self, job: _Job) -> float:
         """What the decoding cluster does not hold yet."""
-        decision, cached = job.decision, 0
-        assert decision is not None
-        cache = self._caches.get(decision.decode_cluster)
-        if cache is not None:
-            # Rows alone are enough where decoding goes on: the state comes along.
-            _, cached = cache.match_tokens(job.keys, job.request.prompt_tokens, now=self.loop.now)
+        assert job.decision is not None
+        # Rows alone are enough where decoding goes on: the state comes along.
+        _, cached = self.caches.held(job.decision.decode_cluster, job.keys, job.request.prompt_tokens)
         return 8.0 * self.fleet.kv.increment(cached, job.request.prompt_tokens)
 
     def _landed(self, tag: Any) -> None:
@@ -386,9 +408,8 @@ class Simulation:
         result.error_s.append(abs(ttft_s - decision.ttft_s))
         result.offloaded.append(self._kinds[decision.prefill_cluster] is ClusterKind.PRFAAS)
         self._observe(TransferLanded(job.request_id))
-        cache = self._caches.get(decision.decode_cluster)
-        if cache is not None and decision.prefill_cluster != decision.decode_cluster:
-            cache.add(job.keys, request.prompt_tokens, start_tokens=0, computed=False, now=now)
+        if decision.prefill_cluster != decision.decode_cluster:
+            self.caches.keep(decision.decode_cluster, job.keys, request.prompt_tokens, start_tokens=0, computed=False)
         node = self._decode[decision.decode_node]
         step_s = node.profile.decode.step_s if node.profile.decode else 0.0
         node.landed(tag, step_s * request.output_tokens)
