@@ -11,7 +11,7 @@ import difflib
 import ipaddress
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
@@ -29,8 +29,11 @@ __all__ = [
     "Section",
     "is_loopback",
     "load_config",
+    "merge",
     "parse_address",
+    "read_toml",
     "split_list",
+    "validate",
 ]
 
 
@@ -89,12 +92,13 @@ def split_list(raw: object) -> object:
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
-def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Write a tree over another one, in place; None values do not count."""
     for key, value in over.items():
         if isinstance(value, Mapping):
             below = base.setdefault(key, {})
             if isinstance(below, dict):
-                _merge(below, value)
+                merge(below, value)
         elif value is not None:
             base[key] = value
     return base
@@ -126,7 +130,7 @@ def _type_at(model: type[BaseModel], path: tuple[Any, ...]) -> Any:
     here: Any = model
     for step in path:
         if isinstance(here, type) and issubclass(here, BaseModel):
-            field = here.model_fields.get(step) if isinstance(step, str) else None
+            field = next((field for name, field in here.model_fields.items() if step in (name, field.alias)), None)
             here = field.annotation if field else None
         else:
             # An element of a list, or a value of a table by name.
@@ -135,12 +139,13 @@ def _type_at(model: type[BaseModel], path: tuple[Any, ...]) -> Any:
     return here
 
 
-def _explain(model: type[BaseModel], error: ValidationError, source: str) -> ConfigError:
+def _explain(model: type[BaseModel], error: ValidationError, source: str, below: str) -> ConfigError:
     first = error.errors(include_url=False)[0]
-    place = ".".join(str(step) for step in first["loc"]) or "(top)"
+    place = ".".join(filter(None, (below, *map(str, first["loc"])))) or "(top)"
     if first["type"] == "extra_forbidden":
         table = _type_at(model, first["loc"][:-1])
-        known = list(table.model_fields) if isinstance(table, type) and issubclass(table, BaseModel) else []
+        is_table = isinstance(table, type) and issubclass(table, BaseModel)
+        known = [field.alias or name for name, field in table.model_fields.items()] if is_table else []
         near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
         return ConfigError(f"{source}: unknown key {place}", do=hint)
@@ -152,6 +157,35 @@ def _explain(model: type[BaseModel], error: ValidationError, source: str) -> Con
     return ConfigError(f"{source}: {place}: {message}", found=found)
 
 
+def read_toml(path: Path) -> dict[str, Any]:
+    """A file, as it stands.
+
+    Raises:
+        ConfigError: it cannot be read, or is no TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}", found=error.strerror) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML", found=str(error)) from error
+
+
+def validate(model: type[_Model], tree: Mapping[str, Any], source: str, place: str = "") -> _Model:
+    """A table as what it describes.
+
+    Args:
+        source: the file it came from, and ``place`` its name there, for errors.
+
+    Raises:
+        ConfigError: a key is unknown or a value does not fit.
+    """
+    try:
+        return model.model_validate(tree)
+    except ValidationError as error:
+        raise _explain(model, error, source, place) from error
+
+
 def load_config(
     model: type[_Model],
     path: Path | None = None,
@@ -159,6 +193,7 @@ def load_config(
     flags: Mapping[str, Any] | None = None,
     env_prefix: str | None = None,
     environ: Mapping[str, str] = os.environ,
+    read: Callable[[Path], dict[str, Any]] = read_toml,
 ) -> _Model:
     """Read, merge and validate a configuration.
 
@@ -166,24 +201,13 @@ def load_config(
         path: a TOML file, or None for defaults.
         flags: values from the command line; None values do not count.
         env_prefix: environment variables that begin with it apply; ``__`` separates tables.
+        read: makes a tree of the file.
 
     Raises:
         ConfigError: the file cannot be read, a key is unknown or a value does not fit.
     """
-    tree: dict[str, Any] = {}
-    source = "configuration"
-    if path is not None:
-        source = str(path)
-        try:
-            tree = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(f"cannot read {path}", found=error.strerror) from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} is not valid TOML", found=str(error)) from error
+    tree: dict[str, Any] = {} if path is None else read(path)
     if env_prefix:
-        _merge(tree, _from_environment(env_prefix, environ))
-    _merge(tree, flags or {})
-    try:
-        return model.model_validate(tree)
-    except ValidationError as error:
-        raise _explain(model, error, source) from error
+        merge(tree, _from_environment(env_prefix, environ))
+    merge(tree, flags or {})
+    return validate(model, tree, "configuration" if path is None else str(path))

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 FLOORS = {
     "errors": 0, "units": 0, "clock": 0, "config": 0, "metrics": 0, "aio": 0,
     "kv": 1, "wire": 2, "congestion": 3, "transport": 4, "cache": 5, "scheduling": 6,
-    "nodes": 7, "sim": 8, "connectors": 8, "gateway": 8, "localfleet": 9, "bench": 9, "doctor": 9,
+    "nodes": 7, "sim": 8, "connectors": 8, "gateway": 8, "localfleet": 9, "fleetfile": 9, "bench": 9, "doctor": 9,
     "cli": 10,
 }  # fmt: skip
 # The two pillars: what decides and what moves bytes never import each other.

@@ -33,7 +33,32 @@ class TlsSection(Section):
     server_name: str | None = None
 
 
-class KvSection(Section):
+class LinkSection(Section):
+    """How links behave: all of a node's (``[kv]``), or those to one cluster (``[kv.links.NAME]``).
+
+    Attributes:
+        connections: data connections of a link.
+        max_connections: a link may find out by itself how many carry most, up to this many.
+        congestion_control: if left out, bbr between hosts where the host allows it.
+        budget: egress budget of each link; without it the link is not paced.
+        dscp: differentiated services code point.
+        resume_window: how long a link that lost every connection may take to come back with its transfers.
+        encode: let links compress KVCache where that is sooner than sending it as it is (thin links only).
+    """
+
+    connections: int = Field(4, ge=1, le=64)
+    max_connections: int | None = Field(None, ge=1, le=64)
+    congestion_control: str | None = None
+    budget: Rate | None = Field(None, gt=0)
+    notsent_lowat: Bytes = Field(256 * KiB, gt=0)
+    dscp: int = Field(0, ge=0, le=63)
+    sndbuf: Bytes | None = Field(None, gt=0)
+    connect_timeout: Duration = Field(5.0, gt=0)
+    resume_window: Duration = Field(5.0, ge=0)
+    encode: bool = False
+
+
+class KvSection(LinkSection):
     """``[kv]``: the KV stream.
 
     Attributes:
@@ -45,10 +70,7 @@ class KvSection(Section):
         arena: host memory for KVCache: landing on a decode node, being made on a prefill node.
         shared_key: authenticates senders and receivers to each other; at least 16 characters.
         tls: certificates, for authentication and secrecy.
-        max_connections: a link may find out by itself how many carry most, up to this many.
-        budget: egress budget of each link; without it the link is not paced.
-        resume_window: how long a link that lost every connection may take to come back with its transfers.
-        encode: let links compress KVCache where that is sooner than sending it as it is (thin links only).
+        links: what is different on links to one cluster, by its name.
         local_addresses: to dial from in turn, on a host with several network cards.
         telemetry_log: a directory in which every link records what its sockets said (128 MiB a link at most).
     """
@@ -60,16 +82,7 @@ class KvSection(Section):
     arena: Bytes = Field(256 * MiB, gt=0)
     shared_key: SecretStr | None = Field(None, min_length=16)
     tls: TlsSection | None = None
-    connections: int = Field(4, ge=1, le=64)
-    max_connections: int | None = Field(None, ge=1, le=64)
-    congestion_control: str | None = None
-    budget: Rate | None = Field(None, gt=0)
-    notsent_lowat: Bytes = Field(256 * KiB, gt=0)
-    dscp: int = Field(0, ge=0, le=63)
-    sndbuf: Bytes | None = Field(None, gt=0)
-    connect_timeout: Duration = Field(5.0, gt=0)
-    resume_window: Duration = Field(5.0, ge=0)
-    encode: bool = False
+    links: dict[str, LinkSection] = Field(default_factory=dict)
     local_addresses: tuple[str, ...] = ()
     telemetry_log: Path | None = None
     max_chunk: Bytes = Field(4 * MiB, gt=0, le=16 * MiB)
@@ -78,18 +91,26 @@ class KvSection(Section):
         key = None if self.shared_key is None else self.shared_key.get_secret_value().encode()
         return Security(key, None if self.tls is None else TlsFiles(**dict(self.tls)))
 
-    def options(self) -> LinkOptions:
+    def towards(self, cluster: str) -> KvSection:
+        """As it is for links to one cluster."""
+        own = self.links.get(cluster)
+        changed = {} if own is None else {name: getattr(own, name) for name in own.model_fields_set}
+        return self.model_copy(update=changed)
+
+    def options(self, towards: str = "") -> LinkOptions:
+        """Of links to a cluster, or to any that has no settings of its own."""
+        link = self.towards(towards)
         return LinkOptions(
-            connections=self.connections,
-            max_connections=self.max_connections,
-            congestion_control=self.congestion_control,
-            budget_bps=self.budget,
-            notsent_lowat_bytes=self.notsent_lowat,
-            dscp=self.dscp,
-            sndbuf_bytes=self.sndbuf,
-            connect_timeout_s=self.connect_timeout,
-            resume_window_s=self.resume_window,
-            encode=self.encode,
+            connections=link.connections,
+            max_connections=link.max_connections,
+            congestion_control=link.congestion_control,
+            budget_bps=link.budget,
+            notsent_lowat_bytes=link.notsent_lowat,
+            dscp=link.dscp,
+            sndbuf_bytes=link.sndbuf,
+            connect_timeout_s=link.connect_timeout,
+            resume_window_s=link.resume_window,
+            encode=link.encode,
             local_addresses=self.local_addresses,
             telemetry_log=self.telemetry_log,
         )

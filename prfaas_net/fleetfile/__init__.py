@@ -1,0 +1,1 @@
+"""One file that describes a whole fleet, and what every daemon reads out of it."""
