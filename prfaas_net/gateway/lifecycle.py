@@ -16,7 +16,7 @@ from prfaas_net.errors import BusyError, DeadlineError, LinkError, PrfaasError
 from prfaas_net.gateway.ladder import WaitingRoom
 from prfaas_net.gateway.record import RequestRecord
 from prfaas_net.gateway.run import Run, Services, ServingRequest
-from prfaas_net.scheduling import RequestEnded
+from prfaas_net.scheduling import RequestEnded, Role
 
 __all__ = ["Lifecycle"]
 
@@ -74,8 +74,11 @@ class Lifecycle:
 
         Where there is none, they keep what they have: the node may only have been held up.
         """
-        role, up = self.services.fleet.role_of(node_id), self.services.router.state.up
-        if role is not None and any(node.node_id != node_id for node in up(role)):
+        role, state = self.services.fleet.role_of(node_id), self.services.router.state
+        others = [] if role is None else [*state.up(role)]
+        if role is Role.PREFILL:
+            others += [node for nodes in state.alone().values() for node in nodes]
+        if any(node.node_id != node_id for node in others):
             for run in list(self._runs):
                 run.lost(node_id, LinkError("a node no longer answers", do="see whether it runs", node=node_id))
 
