@@ -96,6 +96,17 @@ class Gateway:
         return self._fleet
 
     @property
+    def planning(self) -> Planning:
+        """The long-timescale planner.
+
+        Raises:
+            UsageError: the gateway is not running.
+        """
+        if self._planning is None:
+            raise UsageError("the gateway is not running", do="await start() first")
+        return self._planning
+
+    @property
     def address(self) -> tuple[str, int]:
         """Host and port that it listens on.
 

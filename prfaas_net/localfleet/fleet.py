@@ -47,7 +47,10 @@ class FleetPlan:
         host: of the gateway, which runs where the PD cluster does; this process must reach it.
         link_rate: of the link between the clusters, as text (``"100Mbps"``).
         link_rtt: its round-trip time (``"20ms"``).
-        decode_nodes: how many the PD cluster has; each has a link shaper of its own.
+        decode_nodes: how many the PD cluster has, beside its prefill node; each has a link shaper of its own.
+        pd_nodes: instead of those, so many nodes that can change their role; the first one prefills at first.
+        planner: what the gateway's planner may do: ``"off"``, ``"advise"`` or ``"act"``.
+        profile: how fast a node is, as ``python -m engine profile`` writes it: the same for all of them.
         prfaas, pd: where the clusters run. In different namespaces, what is between those is the link, and nothing
             shapes it.
     """
@@ -63,6 +66,9 @@ class FleetPlan:
     connections: int = 4
     arena: str = "256MiB"
     decode_nodes: int = 1
+    pd_nodes: int = 0
+    planner: str | None = None
+    profile: Path | None = None
     prfaas: ClusterPlace = ClusterPlace()
     pd: ClusterPlace = ClusterPlace()
 
@@ -95,7 +101,7 @@ def _url(address: list[object]) -> str:
 
 
 class LocalFleet:
-    """PrfaaS cluster (one prefill node), local PD cluster (one prefill node, decode nodes), link shapers, gateway.
+    """PrfaaS cluster (one prefill node), local PD cluster, link shapers, gateway.
 
     Use as an async context manager; leaving it ends every process.
 
@@ -141,7 +147,7 @@ class LocalFleet:
         given = os.environ.get(API_KEYS_VARIABLE)
         self.api_key = given.split(",")[0].strip() if given else secrets.token_hex(8)
         self._environ = {"PRFAAS_GATEWAY__NODE_KEY": node_key, API_KEYS_VARIABLE: given or self.api_key}
-        for role in ("PREFILL", "DECODE"):
+        for role in ("PREFILL", "DECODE", "PD"):
             self._environ |= {f"PRFAAS_{role}__NODE_KEY": node_key, f"PRFAAS_{role}__KV__SHARED_KEY": kv_key}
 
     async def _start(self) -> None:
@@ -149,11 +155,14 @@ class LocalFleet:
         if plan.open:
             self._make_keys()
         model = ["--model", plan.model] if plan.model else []
-        nodes = await asyncio.gather(
-            self._launch("PrfaaS prefill node", [*self._prefill("prfaas", plan.prfaas), *model], plan.prfaas),
-            self._launch("PD prefill node", [*self._prefill("pd", plan.pd), *model], plan.pd),
-            *(self._decode(number, model) for number in range(plan.decode_nodes)),
-        )
+        common = [*model, *(["--profile", str(plan.profile)] if plan.profile else [])]
+        starts = [self._launch("PrfaaS prefill node", [*self._prefill("prfaas", plan.prfaas), *common], plan.prfaas)]
+        if plan.pd_nodes:
+            starts += [self._pd(number, common) for number in range(plan.pd_nodes)]
+        else:
+            starts.append(self._launch("PD prefill node", [*self._prefill("pd", plan.pd), *common], plan.pd))
+            starts += [self._decode(number, common) for number in range(plan.decode_nodes)]
+        nodes = await asyncio.gather(*starts)
         urls = [item for node in nodes for item in ("--node", _url(node.ready["address"]))]
         listen = [
             "--listen",
@@ -162,28 +171,43 @@ class LocalFleet:
             str(plan.threshold_tokens),
             "--policy",
             plan.policy,
+            *(["--planner", plan.planner] if plan.planner else []),
         ]
         gateway = await self._launch("gateway", ["gateway", *listen, *urls, *model], plan.pd)
         self.url = _url(gateway.ready["address"])
 
-    async def _decode(self, number: int, model: list[str]) -> Process:
-        """A decode node, behind a link shaper if there are any.
+    async def _decode(self, number: int, common: list[str]) -> Process:
+        """A decode node, behind a link shaper if there are any."""
+        name = f"PD decode node{f' {number + 1}' if number else ''}"
+        where = await self._landing(number)
+        return await self._launch(name, ["decode", "--node-id", f"pd-decode-{number}", *where, *common], self.plan.pd)
 
-        Its tickets name the shaper to senders of the other cluster, so that comes first and must know the node's port.
+    async def _pd(self, number: int, common: list[str]) -> Process:
+        """A node that can change its role, behind a link shaper if there are any."""
+        plan, role = self.plan, "decode" if number else "prefill"
+        where = await self._landing(number)
+        budget = ["--budget", plan.budget] if plan.budget else []
+        command = [
+            "pd", "--role", role, "--node-id", f"pd-{number}", *where, "--connections", str(plan.connections), *budget,
+        ]  # fmt: skip
+        return await self._launch(f"PD node {number + 1}", [*command, *common], plan.pd)
+
+    async def _landing(self, number: int) -> list[str]:
+        """Where a node of the PD cluster listens, and what its tickets name.
+
+        That is the shaper to senders of the other cluster, so it comes first and must know the node's port.
         """
         plan = self.plan
-        suffix = f" {number + 1}" if number else ""
         kv = f"{plan.pd.address}:{_free_port()}"
         crossing: list[str] = []
         if plan.shaped:
+            suffix = f" {number + 1}" if number else ""
             shape = ["--rate", plan.link_rate, "--rtt", plan.link_rtt]
             shaper = await self._launch(f"link shaper{suffix}", ["relay", "--target", kv, *shape], plan.pd)
             crossing = ["--advertise", "prfaas={}:{}".format(*shaper.ready["address"])]
-        command = [
-            "decode", "--node-id", f"pd-decode-{number}", "--cluster", "pd", "--listen", f"{plan.pd.address}:0",
-            "--kv-listen", kv, *crossing, "--arena", plan.arena, *model,
+        return [
+            "--cluster", "pd", "--listen", f"{plan.pd.address}:0", "--kv-listen", kv, *crossing, "--arena", plan.arena,
         ]  # fmt: skip
-        return await self._launch(f"PD decode node{suffix}", command, plan.pd)
 
     def _prefill(self, cluster: str, place: ClusterPlace) -> list[str]:
         plan = self.plan
