@@ -80,6 +80,11 @@ class Attempt(ABC):
 
     @property
     @abstractmethod
+    def next_is_here(self) -> bool:
+        """Whether :meth:`next` would return what has come already, and not wait or fail."""
+
+    @property
+    @abstractmethod
     def finish_is_here(self) -> bool:
         """Whether :meth:`next` would return a :class:`Finish` without waiting."""
 

@@ -95,19 +95,15 @@ class NodeStream:
         self._response = response
         self._broke = broke
         self._buffer = LineBuffer(limit_bytes)
-        self._lines: deque[bytes] = deque()
+        # What has come, and instead of what is not an event, the error that says so.
+        self._events: deque[dict[str, Any] | ProtocolError] = deque()
         self._ended = False
 
     @property
     def next_kind(self) -> str | None:
         """The kind of the event that :meth:`next` would return at once; None if it would wait or raise."""
-        if not self._lines:
-            return None
-        try:
-            event = orjson.loads(self._lines[0])
-        except orjson.JSONDecodeError:
-            return None
-        return event.get("event") if isinstance(event, dict) else None
+        event = self._events[0] if self._events else None
+        return event["event"] if isinstance(event, dict) and event["event"] != "error" else None
 
     async def next(self) -> dict[str, Any]:
         """The next event, never one of kind ``error``.
@@ -118,7 +114,7 @@ class NodeStream:
             ProtocolError: a line is not an event.
         """
         self.broken = True
-        while not self._lines:
+        while not self._events:
             try:
                 data = await self._response.readany()
             except OSError as lost:
@@ -130,8 +126,10 @@ class NodeStream:
                     do="see the node's log",
                     node=self.node_id,
                 )
-            self._lines.extend(self._buffer.feed(data))
-        event = self._parse(self._lines.popleft())
+            self._events.extend(map(self._parse, self._buffer.feed(data)))
+        event = self._events.popleft()
+        if isinstance(event, ProtocolError):
+            raise event
         self.broken = False
         if event["event"] == "error":
             error = error_from_wire(event.get("error"))
@@ -140,14 +138,14 @@ class NodeStream:
         self._ended = event["event"] in ("finish", "done")
         return event
 
-    def _parse(self, line: bytes) -> dict[str, Any]:
+    def _parse(self, line: bytes) -> dict[str, Any] | ProtocolError:
         try:
             event = orjson.loads(line)
         except orjson.JSONDecodeError:
             event = None
-        if not isinstance(event, dict) or not isinstance(event.get("event"), str):
-            raise ProtocolError("a node sent a line that is not an event", found=repr(line[:80]), node=self.node_id)
-        return event
+        if isinstance(event, dict) and isinstance(event.get("event"), str):
+            return event
+        return ProtocolError("a node sent a line that is not an event", found=repr(line[:80]), node=self.node_id)
 
     def close(self) -> None:
         """Give the connection back if the call has ended, or break it: the node then frees everything."""

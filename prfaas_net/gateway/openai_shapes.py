@@ -15,7 +15,7 @@ from prfaas_net.gateway.answer import Piece
 from prfaas_net.gateway.logprobs import Scored, chat_logprobs, completion_logprobs
 from prfaas_net.gateway.record import RequestRecord
 
-__all__ = ["DONE", "ChatShape", "CompletionShape", "Shape", "sse", "usage_of"]
+__all__ = ["DONE", "ChatShape", "CompletionShape", "Shape", "sse", "usage_after", "usage_of"]
 
 DONE = b"data: [DONE]\n\n"
 
@@ -27,7 +27,11 @@ def sse(body: dict[str, Any]) -> bytes:
 
 def usage_of(record: RequestRecord, *others: RequestRecord) -> dict[str, Any]:
     """The ``usage`` block, as of now; of several choices the tokens are added up, and their prompt counts once."""
-    output_tokens = record.output_tokens + sum(other.output_tokens for other in others)
+    return usage_after(record, record.output_tokens + sum(other.output_tokens for other in others))
+
+
+def usage_after(record: RequestRecord, output_tokens: int) -> dict[str, Any]:
+    """The ``usage`` block after so many tokens of the answer."""
     return {
         "prompt_tokens": record.prompt_tokens,
         "completion_tokens": output_tokens,

@@ -45,6 +45,11 @@ class Run:
         self._scope = scope
 
     @property
+    def next_is_here(self) -> bool:
+        """Whether :meth:`next` would return what has come already, and not wait or fail."""
+        return self._attempt is not None and self._attempt.next_is_here
+
+    @property
     def finish_is_here(self) -> bool:
         """Whether :meth:`next` would return a :class:`Finish` without waiting."""
         return self._attempt is not None and self._attempt.finish_is_here

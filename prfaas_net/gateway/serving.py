@@ -22,7 +22,7 @@ from prfaas_net.gateway.intake import Intake, Job
 from prfaas_net.gateway.lifecycle import Lifecycle
 from prfaas_net.gateway.middleware import client_id, client_key, internal_id, set_outcome
 from prfaas_net.gateway.openai_api import Options
-from prfaas_net.gateway.openai_shapes import DONE, Shape, sse, usage_of
+from prfaas_net.gateway.openai_shapes import DONE, Shape, sse, usage_after, usage_of
 from prfaas_net.gateway.pings import Pings
 from prfaas_net.gateway.record import RecentRecords, RequestRecord
 from prfaas_net.gateway.run import Run
@@ -177,9 +177,9 @@ class Serving:
         async def one(job: Job) -> dict[str, Any]:
             pieces: list[Piece] = []
             async with self._lifecycle.serve(job.request, job.record) as run:
-                async for piece in self._answer(run, job):
+                async for together in self._answer(run, job):
                     choices.began()
-                    pieces.append(piece)
+                    pieces += together
                 if job.explain:
                     await run.settle(REPORT_WAIT_S)
             return job.shape.whole(pieces, job.record, job.request.token_ids)
@@ -205,14 +205,17 @@ class Serving:
 
         async def one(job: Job) -> None:
             async with self._lifecycle.serve(job.request, job.record) as run:
-                async for piece in self._answer(run, job):
+                async for together in self._answer(run, job):
                     # The other choices begin when this is set: by then the headers are the first one's to write.
                     await pings.stop()
                     if not response.prepared:
                         await response.prepare(request)
                     choices.began()
-                    usage = usage_of(job.record) if options.continuous_usage else None
-                    await response.write(sse(job.shape.chunk(piece, usage, with_usage=with_usage)))
+                    data = b""
+                    for piece in together:
+                        usage = usage_after(job.record, piece.output_tokens) if options.continuous_usage else None
+                        data += sse(job.shape.chunk(piece, usage, with_usage=with_usage))
+                    await response.write(data)
                 if job.explain:
                     await run.settle(REPORT_WAIT_S)
 

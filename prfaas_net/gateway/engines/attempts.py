@@ -39,6 +39,10 @@ class EngineAttempt(Attempt):
     _began_s = 0.0
 
     @property
+    def next_is_here(self) -> bool:
+        return bool(self._tokens) and self._failure is None
+
+    @property
     def finish_is_here(self) -> bool:
         return self._reason is not None and not self._tokens
 

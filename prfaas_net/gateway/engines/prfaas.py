@@ -26,6 +26,10 @@ class PrfaasAttempt(Attempt):
     _prefill: NodeStream | None = None
 
     @property
+    def next_is_here(self) -> bool:
+        return self._decode is not None and self._decode.next_kind is not None and self._failure is None
+
+    @property
     def finish_is_here(self) -> bool:
         return self._decode is not None and self._decode.next_kind == "finish"
 
@@ -69,7 +73,7 @@ class PrfaasAttempt(Attempt):
         stream = self._decode
         assert stream is not None
         while True:
-            event = await self._unless_aborted(stream.next)
+            event = await (stream.next() if self.next_is_here else self._unless_aborted(stream.next))
             match event["event"]:
                 case "token":
                     return self._token(event)
