@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -23,6 +24,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[LinkStats], float]], ...] = (
     ("delivery_rate_bps", "The kernel's estimate, summed over data connections", lambda s: s.delivery_rate_bps),
     ("budget_bps", "What the link is paced to; 0 if it is not", lambda s: s.budget_bps or 0),
     ("available_bps", "What the link could carry now", lambda s: s.verdict.available_bps or 0.0),
+    ("available_error_ratio", "How far that may be off, as a share of it", lambda s: s.verdict.available_error),
     ("queueing_delay_seconds", "Round trip above that of the empty path", lambda s: s.verdict.queueing_delay_s),
     ("retransmitted_ratio", "Bytes sent again of bytes sent, lately", lambda s: s.verdict.retransmitted_share),
     ("drain_seconds", "How long what is queued takes", lambda s: s.verdict.drain_s or 0.0),
@@ -72,6 +74,7 @@ def describe_links(links: Iterable[LinkBase]) -> list[dict[str, Any]]:
             "boot_id": link.peer_boot_id,
             "budget_bps": stats.budget_bps,
             "configured_budget_bps": link.options.budget_bps,
+            "probed": None if (found := link.telemetry.probed) is None else asdict(found),
             **stats.verdict.to_json(),
         }
         for link, stats in rows

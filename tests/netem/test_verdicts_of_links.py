@@ -23,7 +23,8 @@ async def _keep_busy(sender: SenderLink) -> None:
 
 
 async def test_the_pace_of_a_link_follows_its_path_down_and_up_again(netlab_link: Link) -> None:
-    """A quarter of the rate is left: congested, and paced to about that; the rate is back: clear, at its budget."""
+    """A quarter of the rate is left: congested, and paced to about that; the rate is back: clear, and at its budget,
+    by probes as well as by steps."""
     netlab_link.set(rate_bps=RATE_BPS, delay_ms=20, queue_bytes=500_000)
     told: list[LinkState] = []
     with netlab_link.inside("b"):
@@ -42,6 +43,10 @@ async def test_the_pace_of_a_link_follows_its_path_down_and_up_again(netlab_link
         assert (sender.telemetry.budget_bps or 0) > RATE_BPS / 16
         netlab_link.set("ab", rate_bps=RATE_BPS)
         await until(lambda: sender.telemetry.budget_bps == BUDGET_BPS, within_s=30)
+        probed = sender.telemetry.probed
+        assert probed is not None
+        assert 0 < probed.rate_bps < 1.1 * RATE_BPS
+        assert 0 <= probed.error < 1
         await until(lambda: sender.verdict.state in (LinkState.CLEAR, LinkState.APP_LIMITED), within_s=20)
         assert sender.stats().budget_bps == BUDGET_BPS
     finally:
