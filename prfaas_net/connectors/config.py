@@ -13,7 +13,10 @@ from prfaas_net.errors import ConfigError
 from prfaas_net.nodes.config import KvSection
 from prfaas_net.units import MiB
 
-__all__ = ["ConnectorConfig", "read_config"]
+__all__ = ["ConnectorConfig", "check_engine", "read_config"]
+
+# Addresses to listen on that are nobody's to dial.
+WILDCARDS = ("0.0.0.0", "::")
 
 
 class ConnectorConfig(Section):
@@ -58,3 +61,30 @@ def read_config(extra: Mapping[str, Any], *, default_port: int) -> ConnectorConf
         return load_config(ConnectorConfig, flags=flags, env_prefix="PRFAAS_VLLM__")
     except ConfigError as error:
         raise ConfigError(f"kv_connector_extra_config: {error.line()}") from error
+
+
+def check_engine(
+    config: ConnectorConfig, role: str, *, pipeline_ranks: int, context_ranks: int, state_mode: str
+) -> None:
+    """Settings of the engine that cannot work, found at its start and not at the first request.
+
+    Args:
+        role: the engine's ``kv_role``.
+        state_mode: how it keeps recurrent state (vLLM's ``mamba_cache_mode``).
+
+    Raises:
+        ConfigError: names the setting and what to change.
+    """
+    for name, ranks in (("pipeline-parallel-size", pipeline_ranks), ("decode-context-parallel-size", context_ranks)):
+        if ranks > 1:
+            raise ConfigError(f"PrfaasConnector does not know --{name}", expected=1, found=ranks, do="leave it at 1")
+    if state_mode == "all":
+        raise ConfigError(
+            "PrfaasConnector carries one recurrent state a request", expected="--mamba-cache-mode none or align",
+            found="all", do="start with --mamba-cache-mode align",
+        )  # fmt: skip
+    if role != "kv_consumer" and config.listen[0] in WILDCARDS and config.advertise is None:
+        raise ConfigError(
+            "listen is a wildcard, which no decode server can be told to dial", found=config.listen[0],
+            do="set advertise to HOST:PORT of this server as the other site sees it",
+        )  # fmt: skip

@@ -9,11 +9,13 @@ import time
 from collections.abc import Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 from prfaas_net.aio import see_through
 from prfaas_net.config import is_loopback
 from prfaas_net.connectors.agreement import Share
-from prfaas_net.connectors.config import ConnectorConfig
+from prfaas_net.connectors.config import WILDCARDS, ConnectorConfig
 from prfaas_net.connectors.layout import PROTOCOL, EngineLayout, StateKind
 from prfaas_net.connectors.messages import ClaimCall
 from prfaas_net.connectors.orders import LoadOrder, ReleaseOrder
@@ -69,7 +71,7 @@ class DecodeDesk:
         self._stats = stats
         self._loop = asyncio.get_running_loop()
         self._jobs: dict[str, asyncio.Task[None]] = {}
-        self._errands: set[asyncio.Task[None]] = set()
+        self._errands: set[asyncio.Task[Any]] = set()
         self._lock = threading.Lock()
         self._results = LoadResults()
 
@@ -97,7 +99,9 @@ class DecodeDesk:
     # -- jobs --------------------------------------------------------------------------------------------------------
 
     def _start(self, order: LoadOrder) -> None:
-        self._jobs[order.request_id] = asyncio.create_task(self._job(order))
+        job = self._jobs[order.request_id] = asyncio.create_task(self._load(order))
+        # Not inside the job: one that is given up before its first step would never get there.
+        job.add_done_callback(partial(self._ended, order))
 
     def _cancel(self, request_id: str) -> None:
         job = self._jobs.get(request_id)
@@ -116,28 +120,25 @@ class DecodeDesk:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _job(self, order: LoadOrder) -> None:
-        """Whatever happens, the engine is told exactly once."""
-        failed = True
-        try:
-            await self._load(order)
-            failed = False
-        except PrfaasError as error:
-            log.warning("request %s: the KVCache could not be loaded: %s", order.request_id, error.line())
-        except asyncio.CancelledError:
+    def _ended(self, order: LoadOrder, job: asyncio.Task[None]) -> None:
+        """Whatever happened, the engine is told exactly once."""
+        self._jobs.pop(order.request_id, None)
+        error = None if job.cancelled() else job.exception()
+        if job.cancelled():
             log.info("request %s: the load was given up", order.request_id)
-        except Exception as error:
+        elif isinstance(error, PrfaasError):
+            log.warning("request %s: the KVCache could not be loaded: %s", order.request_id, error.line())
+        elif error is not None:
             bug = InternalError("the load failed", found=f"{type(error).__name__}: {error}")
-            log.exception("request %s: %s", order.request_id, bug.line())
-        finally:
-            self._jobs.pop(order.request_id, None)
-            with self._lock:
-                self._results.received.add(order.request_id)
-                if failed:
-                    self._results.failed.add(order.request_id)
-                    self._results.bad_blocks |= self._filled_by(order)
+            log.error("request %s: %s", order.request_id, bug.line(), exc_info=error)
+        failed = job.cancelled() or error is not None
+        with self._lock:
+            self._results.received.add(order.request_id)
             if failed:
-                self._stats.add("failed_loads")
+                self._results.failed.add(order.request_id)
+                self._results.bad_blocks |= self._filled_by(order)
+        if failed:
+            self._stats.add("failed_loads")
 
     def _filled_by(self, order: LoadOrder) -> set[int]:
         blocks: set[int] = set()
@@ -227,8 +228,8 @@ class DecodeDesk:
         try:
             await asyncio.wait([claiming, landing], return_when=asyncio.FIRST_COMPLETED)
             if claiming.done() and not landing.done():
-                await claiming  # its error says more than the stream's
-                async with asyncio.timeout(GRACE_S):
+                sent = await claiming  # its error says more than the stream's
+                async with asyncio.timeout(GRACE_S if sent else 0):
                     return await landing
             return await landing
         except TimeoutError as error:
@@ -241,18 +242,22 @@ class DecodeDesk:
             landing.cancel()
             await see_through(asyncio.wait([landing]))
 
-    def _leave_open(self, claiming: asyncio.Task[None]) -> None:
+    def _leave_open(self, claiming: asyncio.Task[bool]) -> None:
         """All is here; the prefill server has yet to hear that, and closing the claim now would look like giving up."""
         self._errands.add(claiming)
         claiming.add_done_callback(self._errands.discard)
         claiming.add_done_callback(lambda task: task.cancelled() or task.exception())
         self._loop.call_later(GRACE_S, claiming.cancel)
 
-    async def _claim(self, peer: Peer, rank: int, call: ClaimCall) -> None:
+    async def _claim(self, peer: Peer, rank: int, call: ClaimCall) -> bool:
+        """Follow a claim to its end; whether all of it was sent and confirmed."""
+        sent = False
         async with aclosing(self._peers.claim(peer, rank, call)) as events:
             async for event in events:
                 if event.get("event") == "stale":
                     raise _Stale
+                sent = sent or event.get("event") == "sent"
+        return sent
 
     async def _claim_nothing(self, order: LoadOrder, peer: Peer, rank: int, claims: int, deadline: float) -> None:
         call = ClaimCall(
@@ -283,7 +288,7 @@ class DecodeDesk:
         if advertised is not None:
             return [(advertised[0], advertised[1] + rank)]
         host, port = self._listener.address
-        if host in ("0.0.0.0", "::"):
+        if host in WILDCARDS:
             # The address that reached the prefill server is the one that it will reach.
             host = peer.local_host
         if is_loopback(host) and not is_loopback(peer.local_host):

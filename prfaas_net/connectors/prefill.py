@@ -68,6 +68,8 @@ class PrefillDesk:
         # The loop's thread: everything that can be claimed, and claims that are ahead of their prompt.
         self._offers: dict[str, Offer] = {}
         self._waiting: dict[str, list[asyncio.Future[Offer]]] = defaultdict(list)
+        # What became of those that are over, for whoever comes late: (why not, when to forget it).
+        self._over: dict[str, tuple[PrfaasError, float]] = {}
 
     def __len__(self) -> int:
         return len(self._offers)
@@ -113,14 +115,19 @@ class PrefillDesk:
 
     def _put(self, offer: Offer) -> None:
         self._offers[offer.transfer_id] = offer
+        self._over.pop(offer.transfer_id, None)
         for waiting in self._waiting.pop(offer.transfer_id, ()):
             if not waiting.done():
                 waiting.set_result(offer)
 
     def _drop(self, offer: Offer, error: PrfaasError) -> None:
+        self._forget(offer, error)
+        offer.fail(error)
+
+    def _forget(self, offer: Offer, error: PrfaasError) -> None:
         if self._offers.get(offer.transfer_id) is offer:
             del self._offers[offer.transfer_id]
-        offer.fail(error)
+            self._over[offer.transfer_id] = (error, time.monotonic() + self._config.deadline)
 
     def _hold(self, offer: Offer | None, order: HoldOrder) -> None:
         if offer is None:
@@ -135,7 +142,7 @@ class PrefillDesk:
             return
         if offer.claims_left == 0 or offer.error is not None:
             offer.leave_blocks()
-            self._offers.pop(offer.transfer_id, None)
+            self._forget(offer, offer.error or InvalidRequest("the KVCache has been taken", found=offer.transfer_id))
             self._let_go(offer.request_id)
             offer.gone = True
 
@@ -144,6 +151,8 @@ class PrefillDesk:
         while True:
             await asyncio.sleep(REAP_EVERY_S)
             now = time.monotonic()
+            for name in [name for name, (_, forget_at) in self._over.items() if now >= forget_at]:
+                del self._over[name]
             for offer in tuple(self._offers.values()):
                 if offer.let_go_at is not None and now >= offer.let_go_at:
                     self._stats.add("expired_holds")
@@ -202,6 +211,8 @@ class PrefillDesk:
         offer = self._offers.get(transfer_id)
         if offer is not None:
             return offer
+        if transfer_id in self._over:
+            raise self._over[transfer_id][0]
         future: asyncio.Future[Offer] = self._loop.create_future()
         self._waiting[transfer_id].append(future)
         try:

@@ -21,8 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.request import RequestStatus
 
-from prfaas_net.config import is_loopback
-from prfaas_net.connectors.config import ConnectorConfig, read_config
+from prfaas_net.connectors.config import check_engine, read_config
 from prfaas_net.connectors.orders import Blocks, StepOrders
 from prfaas_net.connectors.pages import HostPages, PagedMemory
 from prfaas_net.connectors.scheduler import ScheduledStep, SchedulerSide, SideInfo
@@ -30,7 +29,7 @@ from prfaas_net.connectors.vllm_pages import describe
 from prfaas_net.connectors.vllm_stats import PrfaasPromMetrics, PrfaasStats
 from prfaas_net.connectors.weights import weights_digest
 from prfaas_net.connectors.worker import ConnectorWorker, StepResults, WorkerRole
-from prfaas_net.errors import ConfigError, InternalError
+from prfaas_net.errors import InternalError
 
 __all__ = ["PrfaasConnector", "PrfaasMetadata"]
 
@@ -55,7 +54,12 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = self._kv_transfer_config
         self._config = read_config(transfer.kv_connector_extra_config, default_port=transfer.kv_port)
-        _check(vllm_config, self._config)
+        parallel = vllm_config.parallel_config
+        check_engine(
+            self._config, transfer.kv_role, pipeline_ranks=parallel.pipeline_parallel_size,
+            context_ranks=getattr(parallel, "decode_context_parallel_size", 1),
+            state_mode=getattr(vllm_config.cache_config, "mamba_cache_mode", "none"),
+        )  # fmt: skip
         self._side: SchedulerSide | None = None
         self._worker: ConnectorWorker | None = None
         self._begun: PrfaasMetadata | None = None
@@ -65,7 +69,7 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._side = SchedulerSide(
                 SideInfo(
                     engine_id=str(transfer.engine_id), host=host, port=port,
-                    tp_size=vllm_config.parallel_config.tensor_parallel_size, prefills=transfer.is_kv_producer,
+                    tp_size=parallel.tensor_parallel_size, prefills=transfer.is_kv_producer,
                     decodes=transfer.is_kv_consumer, deadline_s=self._config.deadline,
                 )
             )  # fmt: skip
@@ -227,26 +231,3 @@ class PrfaasConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 def _adapter(request: Any) -> str:
     lora = request.lora_request
     return "" if lora is None else str(lora.lora_name)
-
-
-def _check(vllm_config: Any, config: ConnectorConfig) -> None:
-    parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
-    for name, size in (
-        ("pipeline-parallel-size", parallel.pipeline_parallel_size),
-        ("decode-context-parallel-size", getattr(parallel, "decode_context_parallel_size", 1)),
-    ):
-        if size > 1:
-            raise ConfigError(f"PrfaasConnector does not know --{name}", expected=1, found=size, do="leave it at 1")
-    if getattr(cache, "mamba_cache_mode", "none") == "all":
-        raise ConfigError(
-            "PrfaasConnector carries one recurrent state a request", expected="--mamba-cache-mode none or align",
-            found="all", do="start with --mamba-cache-mode align",
-        )  # fmt: skip
-    if config.listen[0] in ("0.0.0.0", "::") and config.advertise is None:
-        raise ConfigError(
-            "listen is a wildcard, which no decode server can be told to dial", found=config.listen[0],
-            do="set advertise to HOST:PORT of this server as the other site sees it",
-        )  # fmt: skip
-    transfer = vllm_config.kv_transfer_config
-    if transfer.is_kv_consumer and not is_loopback(config.kv.listen[0]) and config.kv.listen[1] == 0:
-        log.info("kv.listen has port 0: a firewall between the sites needs a fixed one")

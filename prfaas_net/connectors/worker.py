@@ -85,12 +85,14 @@ class _Services:
         security, options = config.kv.security(), config.kv.options()
         self.prefill: PrefillDesk | None = None
         self.decode: DecodeDesk | None = None
+        self.rooms: list[Room] = []
         self._tasks: list[asyncio.Task[None]] = []
         self.control = ControlServer(self._info, metrics, node_key=key)
         if role.prefills:
             self.gate = SenderGate(identity=self.identity, security=security, options=options)
             self.links = LinkPool(identity=self.identity, security=security, options=options, gate=self.gate)
-            room = Room(config.kv.arena)
+            # One for each way: two servers that send to each other must not wait for each other's.
+            self.rooms.append(room := Room(config.kv.arena))
             self.prefill = PrefillDesk(config, layout, memory, room, self.links, self.stats, let_go)
             self.prefill.boot_id = self.identity.boot_id
             metrics.registry.register(LinkCollector(lambda: [link.stats() for link in self.links.links]))
@@ -101,7 +103,7 @@ class _Services:
                 identity=self.identity, security=security, options=options, link_grace_s=config.kv.resume_window
             )
             self.peers = PeerBook(layout, node_key=key)
-            room = Room(config.kv.arena)
+            self.rooms.append(room := Room(config.kv.arena))
             self.decode = DecodeDesk(config, layout, memory, room, self.listener, self.peers, self.stats)
 
     def _info(self) -> NodeInfo:
@@ -272,6 +274,11 @@ class ConnectorWorker:
         """Offers and loads that have not ended."""
         prefill, decode = self._services.prefill, self._services.decode
         return 0 if prefill is None else len(prefill), 0 if decode is None else len(decode)
+
+    @property
+    def held_bytes(self) -> int:
+        """Of the memory that chunks pass through."""
+        return sum(room.arena.used_bytes for room in self._services.rooms)
 
     def _let_go(self, request_id: str) -> None:
         with self._lock:

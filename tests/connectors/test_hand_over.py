@@ -40,7 +40,7 @@ def test_a_ticket_that_comes_first_waits_for_its_prompt_and_gets_it_chunk_by_chu
         there.until(lambda: there.sent == {"p"})
 
 
-def test_layers_that_tell_nothing_are_sent_at_the_end_of_the_step() -> None:
+def test_field_38_layers_that_tell_nothing_are_sent_at_the_end_of_the_step() -> None:
     """Recurrent layers have no hooks, and inside a graph no layer has: nothing is left out for that."""
     with serving(hybrid_layout(), prefills=True) as there, serving(hybrid_layout(), decodes=True) as here:
         here.step(StepOrders(loads=[load_order(there, OURS, 0, STOP)]))

@@ -19,8 +19,8 @@ N_TOKENS = 16
 CHUNK = 128  # --max-num-batched-tokens
 # Length to seed.
 PROMPTS = {
-    "gptoss-swa-sink": {5: 0, 33: 0, 70: 0, 130: 0, 300: 0, 900: 0},
-    "qwen3next-gdn-gqa": {5: 0, 33: 0, 70: 0, 130: 0, 300: 0, 900: 0},
+    "gptoss-swa-sink": {5: 3, 33: 2, 70: 2, 130: 4, 300: 3, 900: 14},
+    "qwen3next-gdn-gqa": {5: 21, 33: 11, 70: 21, 130: 20, 300: 6, 900: 8},
     "deepseekv3-mla576": {5: 10, 33: 16, 70: 10, 130: 5, 300: 17, 900: 7},
 }
 SLOW_BPS = 2_000_000
