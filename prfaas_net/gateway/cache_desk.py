@@ -52,7 +52,7 @@ class CacheDesk:
             "block_tokens": manager.block_tokens,
             "blocks": manager.n_blocks,
             "index_bytes": manager.memory_bytes,
-            "nodes": {node: {"cluster": nodes[node], "blocks": manager.node_blocks(node)} for node in sorted(nodes)},
+            "nodes": {node: {"cluster": nodes[node], "blocks": self.caches.blocks_of(node)} for node in sorted(nodes)},
             "counters": {**manager.counters, **{f"advice_{name}": n for name, n in self.advisor.counters.items()}},
             "advice": [
                 {"kind": type(step).__name__, **asdict(step), "keys": step.keys.hex()}

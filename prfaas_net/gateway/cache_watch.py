@@ -15,9 +15,8 @@ from prfaas_net.cache.events import CacheEvent
 from prfaas_net.cache.keys import PrefixScope, prefix_keys
 from prfaas_net.cache.manager import CacheManager, Match, Outcome
 from prfaas_net.clock import Clock
-from prfaas_net.errors import ConfigError
 from prfaas_net.gateway.calls import NodeClient
-from prfaas_net.gateway.engines.ranks import by_node, rank_of
+from prfaas_net.gateway.engines.ranks import by_node, node_of, rank_of
 from prfaas_net.gateway.fleet import WatchedNode
 from prfaas_net.gateway.follower import Follower
 from prfaas_net.kv import KvKind
@@ -61,25 +60,21 @@ class CacheWatch(Follower):
         """What each node holds of a prompt."""
         return Match() if self.manager is None or not keys else by_node(self.manager.match(keys, n_tokens=n_tokens))
 
+    def blocks_of(self, node_id: str) -> int:
+        """(block, group) pairs that a node holds, all its ranks together."""
+        if self.manager is None:
+            return 0
+        members = [node_id, *(member for member in self.clusters if member != node_id and node_of(member) == node_id)]
+        return sum(map(self.manager.node_blocks, members))
+
     def rank_of(self, node_id: str, keys: bytes, n_tokens: int) -> int | None:
         """The data-parallel rank of a node that holds the most of a prompt."""
         return None if self.manager is None else rank_of(self.manager.match(keys, n_tokens=n_tokens), node_id)
 
     def expect(self, layout: str, block_tokens: int, groups: frozenset[KvKind]) -> None:
-        """Events of this kind will be told.
-
-        Raises:
-            ConfigError: others of another kind are expected already.
-        """
-        manager = self.manager
-        if manager is None:
+        """Events of caches of this shape will be told, all of the same."""
+        if self.manager is None:
             self.manager = CacheManager(layout, block_tokens, groups)
-        elif (manager.layout, manager.block_tokens, manager.groups) != (layout, block_tokens, groups):
-            raise ConfigError(
-                "nodes: kv_events differ from one server to another",
-                expected="the same kind, block_tokens and kinds of groups for all servers of a gateway",
-                found=f"{layout} with {block_tokens} and {sorted(groups)}",
-            )
 
     def told(self, member: str, event: CacheEvent) -> Outcome:
         """An event of somebody in :attr:`clusters`."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
 from prfaas_net.config import Bytes, Duration, Section, is_loopback, split_list
 from prfaas_net.errors import ConfigError
-from prfaas_net.gateway.engines.settings import EngineFields
+from prfaas_net.gateway.engines.settings import EngineFields, check_together
 from prfaas_net.gateway.keys import Key, KeyHash
 from prfaas_net.gateway.planning_config import PlannerField, PlannerSection
 from prfaas_net.nodes.http_site import HttpLimits
@@ -213,12 +214,7 @@ class GatewayConfig(Section):
             raise ConfigError(
                 "a gateway needs nodes", do='add [[nodes]] with url = "http://HOST:PORT", or let them join: [join]'
             )
-        if len({node.kind for node in self.nodes}) > 1:
-            raise ConfigError(
-                "nodes: all nodes of a gateway are of one kind, or they could not exchange KVCache",
-                found=", ".join(sorted({node.kind.value for node in self.nodes})),
-                do="run a gateway for each kind",
-            )
+        check_together([(urlsplit(node.url).netloc, node) for node in self.nodes])
         names: dict[str, list[str]] = {"nodes": urls, "clusters": [cluster.name for cluster in self.clusters]}
         names["api_keys"] = [key.name for key in self.holders]
         for kind, listed in names.items():

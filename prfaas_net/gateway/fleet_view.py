@@ -110,8 +110,7 @@ class FleetView:
 
     def _node(self, node: WatchedNode) -> dict[str, Any]:
         info, load = node.info, self._router.state.nodes.get(node.name)
-        manager = self._caches.manager
-        keeps_cache = info is not None and info.block_tokens > 0 and manager is not None
+        keeps_cache = info is not None and info.block_tokens > 0 and self._caches.manager is not None
         return {
             "node": node.name,
             "cluster": info.cluster if info else None,
@@ -124,7 +123,7 @@ class FleetView:
             "queue_tokens": load.pending_tokens + load.foreign_tokens if load else 0,
             "running_requests": load.running_requests if load else 0,
             "max_batch_requests": load.max_batch if load else 0,
-            "cached_blocks": manager.node_blocks(node.name) if keeps_cache and manager is not None else None,
+            "cached_blocks": self._caches.blocks_of(node.name) if keeps_cache else None,
         }
 
     def _verdicts(self, pair: tuple[str, str]) -> dict[str, Any]:

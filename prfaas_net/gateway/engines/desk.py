@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import aiohttp
+import orjson
 from aiohttp import web
 
 from prfaas_net.cache.engine_events_mirror import EngineMirror
-from prfaas_net.errors import ConfigError
 from prfaas_net.gateway.cache_watch import CacheWatch
 from prfaas_net.gateway.config import NodeSection
-from prfaas_net.gateway.engines.ranks import member_of
+from prfaas_net.gateway.engines.ranks import member_of, node_of
 from prfaas_net.gateway.engines.scrape import merged
 from prfaas_net.gateway.engines.server import LAYOUTS, EngineServer
 from prfaas_net.gateway.engines.settings import EngineKind
@@ -31,19 +32,14 @@ class EngineDesk:
     Attributes:
         servers: by address.
 
-    Raises:
-        ConfigError: two servers have one name, or their KV events cannot be told of together.
     """
 
     def __init__(self, nodes: Iterable[NodeSection], session: aiohttp.ClientSession) -> None:
         engines = [node for node in nodes if node.kind is not EngineKind.PRFAAS]
         self.servers = {node.url: EngineServer(node.url, node, session) for node in engines}
-        names = [server.name for server in self.servers.values()]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ConfigError("nodes: two servers have one name", found=", ".join(twice), do="give each its own name")
         self._queues: dict[str, QueueSeen] = {}
         self._events: EngineEvents | None = None
+        self._caches: CacheWatch | None = None
 
     def start(self, caches: CacheWatch) -> None:
         """Begin to listen to what the servers cache.
@@ -51,7 +47,7 @@ class EngineDesk:
         Raises:
             ConfigError: pyzmq is not installed.
         """
-        sources = []
+        sources, self._caches = [], caches
         for server in self.servers.values():
             events = server.settings.kv_events
             if events is None:
@@ -90,10 +86,58 @@ class EngineDesk:
             tell(seen)
 
     def routes(self) -> list[web.RouteDef]:
-        """``GET /metrics/engines``."""
-        return [web.get("/metrics/engines", self.metrics)]
+        """``GET /metrics/engines`` and ``GET /v1/engines``."""
+        return [web.get("/metrics/engines", self.metrics), web.get("/v1/engines", self.handle)]
 
     async def metrics(self, request: web.Request) -> web.Response:
-        """The metrics of all servers, as they were when each was asked last."""
-        texts = [(server.name, server.settings.cluster, server.metrics_text) for server in self.servers.values()]
+        """The metrics of all servers, as they were when each was asked last, and what is known of their caches."""
+        texts = [
+            (server.name, server.settings.cluster, server.metrics_text + self._events_text(server))
+            for server in self.servers.values()
+        ]
         return web.Response(body=merged(texts).encode(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def handle(self, request: web.Request) -> web.Response:
+        """What is known of each server."""
+        return web.Response(body=orjson.dumps(self.describe()), content_type="application/json")
+
+    def describe(self) -> list[dict[str, Any]]:
+        """One JSON-ready row for each server."""
+        return [
+            {
+                "node": server.name,
+                "kind": server.settings.kind.value,
+                "role": server.settings.role.value if server.settings.role else None,
+                "cluster": server.settings.cluster,
+                "model": server.model,
+                "running_requests": server.load.running,
+                "waiting_requests": server.load.waiting,
+                "kv_cache_usage": server.load.cache_usage,
+                "kv_events": self._counts(server),
+            }
+            for server in self.servers.values()
+        ]
+
+    def _counts(self, server: EngineServer) -> dict[str, int] | None:
+        """How following a server's events goes, over all its ranks; None where they are not followed.
+
+        Batches without blocks that are known mean that nothing of the server's cache counts in routing.
+        """
+        if server.settings.kv_events is None or self._events is None or self._caches is None:
+            return None
+        counts: dict[str, int] = {"known_blocks": self._caches.blocks_of(server.name)}
+        for follower in self._events.followers:
+            if node_of(follower.mirror.node_id) != server.name:
+                continue
+            for name, count in (follower.counters | follower.mirror.counters).items():
+                counts[name] = counts.get(name, 0) + count
+        return counts
+
+    def _events_text(self, server: EngineServer) -> str:
+        counts = self._counts(server) or {}
+        kinds = {name: "gauge" if name == "known_blocks" else "counter" for name in counts}
+        lines = [""]
+        for name, kind in kinds.items():
+            full = f"prfaas_engine_kv_{name}" + ("_total" if kind == "counter" else "")
+            lines += [f"# TYPE {full} {kind}", f"{full} {counts[name]}"]
+        return "\n".join(lines) + "\n"

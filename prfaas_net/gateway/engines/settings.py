@@ -5,6 +5,7 @@ Such a server does not say what it is for, in which cluster it stands and what i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -16,7 +17,7 @@ from prfaas_net.config import Address, Duration, Section
 from prfaas_net.errors import ConfigError
 from prfaas_net.kv import KvKind
 
-__all__ = ["EngineFields", "EngineKind", "EngineRole", "KvEventsSection", "KvGroupSection"]
+__all__ = ["EngineFields", "EngineKind", "EngineRole", "KvEventsSection", "KvGroupSection", "check_together"]
 
 MAX_DP_RANKS = 1024
 
@@ -164,6 +165,34 @@ class EngineFields(Section):
                 do="set it to the server's --disaggregation-bootstrap-port (8998 by default)",
             )
         return self
+
+
+def check_together(nodes: Sequence[tuple[str, EngineFields]]) -> None:
+    """Whether these can share a gateway.
+
+    Args:
+        nodes: each with the name that it has without one of its own.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    kinds = sorted({node.kind.value for _, node in nodes})
+    if len(kinds) > 1:
+        raise ConfigError(
+            "nodes: all nodes of a gateway are of one kind, or they could not exchange KVCache",
+            found=", ".join(kinds),
+            do="run a gateway for each kind",
+        )
+    names = [node.name or place for place, node in nodes if node.kind is not EngineKind.PRFAAS]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError("nodes: two servers have one name", found=", ".join(twice), do="give each its own name")
+    events = [node.kv_events for _, node in nodes if node.kv_events is not None]
+    if len({(one.block_tokens, frozenset(group.kind for group in one.groups)) for one in events}) > 1:
+        raise ConfigError(
+            "nodes: kv_events differ from one server to another",
+            expected="the same block_tokens and the same kinds of groups for all servers of a gateway",
+        )
 
 
 def _port_of(endpoint: str) -> int | None:
