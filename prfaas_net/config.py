@@ -140,7 +140,9 @@ def _type_at(model: type[BaseModel], path: tuple[Any, ...]) -> Any:
 
 
 def _explain(model: type[BaseModel], error: ValidationError, source: str, below: str) -> ConfigError:
-    first = error.errors(include_url=False)[0]
+    problems = error.errors(include_url=False)
+    # A key that is not known is often the reason why another one is missing.
+    first = next((problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0])
     place = ".".join(filter(None, (below, *map(str, first["loc"])))) or "(top)"
     if first["type"] == "extra_forbidden":
         table = _type_at(model, first["loc"][:-1])

@@ -64,11 +64,20 @@ def read_node(
         ConfigError: something does not fit.
     """
     seen: list[FleetFile] = []
-    read = _reader(lambda fleet: node_tree(fleet, command, name), seen)
+    read = _reader(lambda fleet: _overruled(node_tree(fleet, command, name), flags), seen)
     settings = load_config(NodeConfig, config, flags=flags, env_prefix=f"PRFAAS_{command.upper()}__", read=read)
     if name is not None and not seen:
         raise ConfigError("--node names a node of a fleet's file", do="give that file: --config fleet.toml")
     return settings, seen[0] if seen else None
+
+
+def _overruled(tree: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
+    """A flag for all links of a node goes over what the file says of one."""
+    given = [key for key, value in flags.get("kv", {}).items() if value is not None]
+    for link in tree.get("kv", {}).get("links", {}).values():
+        for key in given:
+            link.pop(key, None)
+    return tree
 
 
 def show_gateway(config: GatewayConfig, fleet: FleetFile | None, path: Path | None) -> None:

@@ -7,18 +7,21 @@ from typing import Annotated, Any
 
 import typer
 
+from prfaas_net.cli.configured import Check, read_gateway, show_gateway
 from prfaas_net.cli.daemon import Stoppable, run_daemon
 from prfaas_net.cli.models import load_tokenizer, model_directory
-from prfaas_net.config import load_config, parse_address
+from prfaas_net.config import parse_address
 from prfaas_net.gateway import Gateway
-from prfaas_net.gateway.config import GatewayConfig
 from prfaas_net.scheduling import policy_names
 
 __all__ = ["gateway"]
 
 
 def gateway(
-    config: Annotated[Path | None, typer.Option("--config", "-c", help="TOML file; flags go over it.")] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="TOML file, of this gateway or of a fleet; flags go over it.")
+    ] = None,
+    check: Check = False,
     model: Annotated[
         Path | None, typer.Option("--model", help="Hugging Face directory, for its tokenizer; default: the demo model.")
     ] = None,
@@ -44,8 +47,10 @@ def gateway(
         flags["nodes"] = [{"url": url} for url in node]
     if config is None and name is None:
         flags["model"] = model_directory(directory).name
-    settings = load_config(GatewayConfig, config, flags=flags, env_prefix="PRFAAS_GATEWAY__")
-    tokenizer = load_tokenizer(directory)
+    settings, fleet = read_gateway(config, flags)
+    if check:
+        show_gateway(settings, fleet, config)
+    tokenizer = load_tokenizer(directory or (fleet.model if fleet is not None else None))
 
     async def start() -> tuple[Stoppable, dict[str, Any]]:
         server = Gateway(settings, tokenizer)

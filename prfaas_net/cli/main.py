@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import typer
 
@@ -10,7 +11,7 @@ from prfaas_net import __version__
 from prfaas_net.cli import bench, doctor, gateway, key, node, plan, probe, relay, sim, top, up
 from prfaas_net.errors import PrfaasError
 
-__all__ = ["app", "run"]
+__all__ = ["app", "command", "run"]
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
@@ -44,10 +45,29 @@ def version() -> None:
     typer.echo(f"prfaas-net {__version__}")
 
 
+def command() -> Any:
+    """All of it, with a variable of the environment for every flag: ``PRFAAS_GATEWAY_LISTEN`` is ``--listen`` of
+    ``prfaas gateway``."""
+    made = typer.main.get_command(app)
+    _name_variables(made, "PRFAAS")
+    return made
+
+
+def _name_variables(group: Any, prefix: str) -> None:
+    for name, below in group.commands.items():
+        here = f"{prefix}_{name}".upper()
+        if hasattr(below, "commands"):
+            _name_variables(below, here)
+        for parameter in below.params:
+            if parameter.param_type_name == "option" and parameter.envvar is None:
+                flag = max(parameter.opts, key=len)
+                parameter.envvar = f"{here}_{flag.lstrip('-').upper()}".replace("-", "_")
+
+
 def run() -> None:
     """Run a command; never a traceback for what a user can cause."""
     try:
-        app()
+        command()(prog_name="prfaas")
     except PrfaasError as error:
         typer.secho(f"prfaas: {error.line()}", fg="red", err=True)
         sys.exit(EXIT_ERROR)

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from prfaas_net.cli.configured import Check, NodeName, read_node, show_node
 from prfaas_net.cli.daemon import Stoppable, run_daemon
 from prfaas_net.cli.models import load_engine
-from prfaas_net.config import load_config
 from prfaas_net.errors import ConfigError
 from prfaas_net.nodes.config import NodeConfig
 from prfaas_net.nodes.decode import DecodeNode
@@ -18,7 +18,9 @@ from prfaas_net.nodes.prefill import PrefillNode
 
 __all__ = ["decode", "pd", "prefill"]
 
-Config = Annotated[Path | None, typer.Option("--config", "-c", help="TOML file; flags and environment go over it.")]
+Config = Annotated[
+    Path | None, typer.Option("--config", "-c", help="TOML file, of this node or of a fleet; flags go over it.")
+]
 Model = Annotated[Path | None, typer.Option("--model", help="Hugging Face directory; default: the demo model.")]
 NodeId = Annotated[str | None, typer.Option("--node-id", help="Name of this node, unique in the fleet.")]
 Cluster = Annotated[str | None, typer.Option("--cluster", help="Cluster that this node belongs to.")]
@@ -35,15 +37,19 @@ Profile = Annotated[Path | None, typer.Option("--profile", help="How fast this n
 Budget = Annotated[str | None, typer.Option("--budget", help="Egress budget of a link, such as 10Gbps.")]
 
 
-def _load(role: str, config: Path | None, flags: dict[str, Any]) -> NodeConfig:
-    settings = load_config(NodeConfig, config, flags={"role": role, **flags}, env_prefix=f"PRFAAS_{role.upper()}__")
-    if settings.convertible:
-        raise ConfigError(f"prfaas {role} only does that", found="convertible = true", do="start it with prfaas pd")
+def _load(command: str, config: Path | None, node: str | None, flags: dict[str, Any], *, check: bool) -> NodeConfig:
+    settings, fleet = read_node(command, config, node, flags)
+    if settings.convertible and command != "pd":
+        raise ConfigError(f"prfaas {command} only does that", found="convertible = true", do="start it with prfaas pd")
+    if check:
+        show_node(settings, fleet, config)
     return settings
 
 
 def prefill(
     config: Config = None,
+    node: NodeName = None,
+    check: Check = False,
     model: Model = None,
     node_id: NodeId = None,
     cluster: Cluster = None,
@@ -60,7 +66,7 @@ def prefill(
         "kv_dtype": kv_dtype, "profile": str(profile) if profile else None,
         "kv": {"arena": arena, "connections": connections, "budget": budget},
     }  # fmt: skip
-    settings = _load("prefill", config, flags)
+    settings = _load("prefill", config, node, {"role": "prefill", **flags}, check=check)
     engine = load_engine(
         settings.model,
         prefill_chunk_tokens=settings.prefill_chunk_tokens,
@@ -69,15 +75,17 @@ def prefill(
     )
 
     async def start() -> tuple[Stoppable, dict[str, Any]]:
-        node = PrefillNode(settings, engine)
-        await node.start()
-        return node, {"node": settings.node_id, "address": node.control.address}
+        server = PrefillNode(settings, engine)
+        await server.start()
+        return server, {"node": settings.node_id, "address": server.control.address}
 
     run_daemon(start)
 
 
 def decode(
     config: Config = None,
+    node: NodeName = None,
+    check: Check = False,
     model: Model = None,
     node_id: NodeId = None,
     cluster: Cluster = None,
@@ -95,20 +103,22 @@ def decode(
         "kv_dtype": kv_dtype, "profile": str(profile) if profile else None,
         "kv": {"arena": arena, "listen": kv_listen, "advertise": names or None},
     }  # fmt: skip
-    settings = _load("decode", config, flags)
+    settings = _load("decode", config, node, {"role": "decode", **flags}, check=check)
     engine = load_engine(settings.model, prefill_chunk_tokens=settings.prefill_chunk_tokens, kv_dtype=settings.kv_dtype)
 
     async def start() -> tuple[Stoppable, dict[str, Any]]:
-        node = DecodeNode(settings, engine)
-        await node.start()
-        kv_address = node.listener.address
-        return node, {"node": settings.node_id, "address": node.control.address, "kv_address": kv_address}
+        server = DecodeNode(settings, engine)
+        await server.start()
+        kv_address = server.listener.address
+        return server, {"node": settings.node_id, "address": server.control.address, "kv_address": kv_address}
 
     run_daemon(start)
 
 
 def pd(
     config: Config = None,
+    node: NodeName = None,
+    check: Check = False,
     role: Annotated[str | None, typer.Option("--role", help="What it does at first: prefill or decode.")] = None,
     model: Model = None,
     node_id: NodeId = None,
@@ -132,7 +142,7 @@ def pd(
             "budget": budget,
         },
     }  # fmt: skip
-    settings = load_config(NodeConfig, config, flags=flags, env_prefix="PRFAAS_PD__")
+    settings = _load("pd", config, node, flags, check=check)
     engine = load_engine(
         settings.model,
         prefill_chunk_tokens=settings.prefill_chunk_tokens,
@@ -141,9 +151,9 @@ def pd(
     )
 
     async def start() -> tuple[Stoppable, dict[str, Any]]:
-        node = PdNode(settings, engine)
-        await node.start()
-        kv_address = node.decode.listener.address
-        return node, {"node": settings.node_id, "address": node.control.address, "kv_address": kv_address}
+        server = PdNode(settings, engine)
+        await server.start()
+        kv_address = server.decode.listener.address
+        return server, {"node": settings.node_id, "address": server.control.address, "kv_address": kv_address}
 
     run_daemon(start)
