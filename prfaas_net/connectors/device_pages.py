@@ -150,8 +150,9 @@ class DevicePages:
             n_bytes = count * n_heads * dim * part.element_size()
             rows = packed[at : at + n_bytes].view(part.dtype).view(count, n_heads, dim)
             at += n_bytes
-            spread = part.permute(0, 2, 1, 3).reshape(n_blocks * tokens, n_heads, dim)
+            spread = part.permute(0, 2, 1, 3).reshape(n_blocks * tokens, n_heads, dim).clone()
             spread[first : first + count] = rows
+            spread[first + count :] = 0  # masked, but must not be a NaN of the last user
             part.copy_(spread.view(n_blocks, tokens, n_heads, dim).permute(0, 2, 1, 3))
         pages[index] = picked
 
