@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
 
+from prfaas_net import connectors
 from prfaas_net.connectors.agreement import Form
 from prfaas_net.connectors.layout import EngineLayout, digest_of
 from prfaas_net.connectors.plan import PagePlan, Section, needed_runs, state_block
@@ -112,3 +114,16 @@ def test_numbers_are_taken_once_and_added_up_for_a_log_line() -> None:
     line = summary(both)
     assert (line["transfers sent"], line["MB sent"], line["mean ms sent"]) == (2, 6.0, 100.0)
     assert (line["failed loads"], line["expired holds"]) == (1, 1)
+
+
+def test_engines_are_imported_by_their_own_files_alone() -> None:
+    """Everything else of a connector runs, and is tested, without vLLM and torch."""
+    allowed = {"vllm.py", "vllm_pages.py", "vllm_stats.py", "device_pages.py"}
+    found = set()
+    for path in Path(connectors.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
+            if any(name.split(".")[0] in ("vllm", "torch") for name in names):
+                found.add(path.name)
+    assert found == allowed

@@ -19,7 +19,7 @@ ARGUMENTS = {
 _shown: list[str] = []
 
 
-@pytest.fixture(scope="module", params=list(MODELS))
+@pytest.fixture(scope="session", params=list(MODELS))
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """A prefill and a decode server of one model."""
     assert PYTHON.exists(), "there is no vLLM here: run make test-vllm"

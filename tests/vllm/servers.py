@@ -20,9 +20,10 @@ from typing import Any
 
 import aiohttp
 
+from prfaas_net.localfleet.processes import Process
 from prfaas_net.transport.relay import Relay, Shape
 
-__all__ = ["PYTHON", "Answer", "Pair", "Server", "free_port"]
+__all__ = ["PYTHON", "Answer", "Client", "Pair", "Server", "free_port", "gateway"]
 
 ROOT = Path(__file__).parent.parent.parent
 PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
@@ -141,6 +142,7 @@ class Pair:
     """
 
     model: str
+    directory: Path
     prefill: Server
     decode: Server
     control: tuple[int, int]
@@ -176,7 +178,7 @@ class Pair:
         except BaseException:
             prefill.kill()
             raise
-        return cls(model, prefill, decode, control, kv)
+        return cls(model, directory, prefill, decode, control, kv)
 
     def wait_ready(self) -> None:
         self.prefill.wait_ready()
@@ -212,11 +214,18 @@ class Client:
             yield cls(session)
 
     async def ask(
-        self, server: Server, prompt: list[int], n_tokens: int, params: dict[str, Any] | None = None, *, salt: str = ""
+        self,
+        server: Server | str,
+        prompt: list[int],
+        n_tokens: int,
+        params: dict[str, Any] | None = None,
+        *,
+        salt: str = "",
     ) -> Answer:
         """One completion, greedy.
 
         Args:
+            server: or the URL of a gateway.
             salt: prompts with different salts share no cached blocks; empty: what was cached counts.
         """
         body: dict[str, Any] = {
@@ -225,7 +234,8 @@ class Client:
         }  # fmt: skip
         body |= {"kv_transfer_params": params} if params else {}
         body |= {"cache_salt": salt} if salt else {}
-        async with self._session.post(f"{server.url}/v1/completions", json=body) as response:
+        url = server if isinstance(server, str) else server.url
+        async with self._session.post(f"{url}/v1/completions", json=body) as response:
             answer: dict[str, Any] = await response.json(content_type=None)
             return Answer(response.status, answer)
 
@@ -262,3 +272,32 @@ class Client:
         for name, value in re.findall(r"^([a-zA-Z_:]+)(?:\{[^}]*\})? ([0-9.e+-]+)$", text, re.MULTILINE):
             found[name] = found.get(name, 0.0) + float(value)
         return found
+
+
+@asynccontextmanager
+async def gateway(pair: Pair) -> AsyncIterator[str]:
+    """A gateway in front of both for as long as the block lasts; yields its URL."""
+    config = pair.directory.parent / f"{pair.model}-gateway.toml"
+    config.write_text(
+        f"""threshold_tokens = 64
+[[nodes]]
+url = "{pair.prefill.url}"
+kind = "vllm"
+role = "prefill"
+cluster = "prfaas"
+connector = "127.0.0.1:{pair.control[1]}"
+[[nodes]]
+url = "{pair.decode.url}"
+kind = "vllm"
+role = "decode"
+cluster = "pd"
+"""
+    )
+    command = ["gateway", "--config", str(config), "--model", str(pair.directory)]
+    command += ["--served-model-name", "tiny", "--listen", "127.0.0.1:0"]
+    process = await Process.start("gateway", command)
+    try:
+        host, port = process.ready["address"]
+        yield f"http://{host}:{port}"
+    finally:
+        await process.stop()

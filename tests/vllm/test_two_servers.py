@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from tests.vllm.servers import Client, Pair, Server
+from tests.vllm.servers import Client, Pair, Server, gateway
 from tests.waiting import until
 
 N_TOKENS = 16
@@ -143,18 +143,18 @@ async def test_two_sites_40_ms_apart_at_200_mbps(pair: Pair, client: Client, sho
 
 
 async def test_a_prefill_server_killed_during_the_transfer_costs_time_and_no_tokens(pair: Pair, client: Client) -> None:
-    """The decode server computes the prompt itself, and its blocks are all free in the end. Last: nothing follows."""
+    """Behind the gateway: the prompt is computed at home, and all blocks there are free in the end. Nothing follows."""
     prompt = prompt_of(pair, 900)
     expected = await client.alone(pair.decode, prompt, N_TOKENS)
-    async with pair.path(SLOW_BPS) as relay:
-        params = await client.prefill(pair, prompt)
-        asking = asyncio.create_task(client.ask(pair.decode, prompt, N_TOKENS, params, salt="killed"))
+    async with pair.path(SLOW_BPS) as relay, gateway(pair) as url:
+        asking = asyncio.create_task(client.ask(url, prompt, N_TOKENS))
         try:
             await until(lambda: relay.forwarded_bytes > 100_000, within_s=30)
             pair.prefill.kill()
             answer = await asking
         finally:
             asking.cancel()
+    assert answer.status == 200, answer.body
     assert answer.tokens == expected
     await until_free(client, pair.decode)
     assert (await client.metrics(pair.decode))["vllm:prfaas_failed_loads_total"] >= 1
