@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prfaas_net.nodes.engine_api import Sampling
 from prfaas_net.nodes.messages import LogprobsModel
@@ -27,6 +27,13 @@ class ServingRequest:
     arrived_s: float
     deadline_at: float
     cache_salt: str = ""
+
+    def with_seed_after(self, n_tokens: int) -> ServingRequest:
+        """The same, for an engine whose draws depend on the seed and on how many there were before: what goes on there
+        after ``n_tokens`` of the answer must not repeat the first ones."""
+        if not n_tokens:
+            return self
+        return replace(self, sampling=replace(self.sampling, seed=(self.sampling.seed + n_tokens) % (1 << 64)))
 
 
 @dataclass(frozen=True)

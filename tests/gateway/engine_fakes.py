@@ -36,7 +36,7 @@ class EngineScript:
         incremental: events have new tokens only (SGLang).
         finish: why the answer ends, where that is not its length.
         cached: prompt tokens found in the cache.
-        no_params: the prefill answer lacks kv_transfer_params (vLLM).
+        no_params: the prefill answer lacks kv_transfer_params (vLLM); params: it has these.
         no_tokens: events do not say which tokens they bring.
         hold: wait at the gate before anything is answered.
     """
@@ -54,6 +54,7 @@ class EngineScript:
     finish: Any = None
     cached: int = 0
     no_params: bool = False
+    params: dict[str, Any] | None = None
     no_tokens: bool = False
     hold: bool = False
 
@@ -85,6 +86,8 @@ class FakeEngine:
         self.headers: list[Mapping[str, str]] = []
         self.aborted: list[str] = []
         self.health: int = 200
+        # What it says that it was started for (SGLang).
+        self.mode: str | None = None
         # Does not answer anything more, as if the way to it had gone.
         self.silent = False
         self.models: Any = {"object": "list", "data": [{"id": MODEL, "object": "model", "max_model_len": 4096}]}
@@ -113,6 +116,7 @@ class FakeEngine:
                 web.get("/v1/models", self._models),
                 web.get("/metrics", self._metrics),
                 web.post("/abort_request", self._abort),
+                web.get("/get_server_info", self._info),
                 web.post(self.path, self._serve),
             ]
         )
@@ -133,6 +137,11 @@ class FakeEngine:
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response(self.models)
+
+    async def _info(self, request: web.Request) -> web.Response:
+        if self.mode is None:
+            raise web.HTTPNotFound
+        return web.json_response({"disaggregation_mode": self.mode, "tp_size": 1})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         values = {"running": self.running, "waiting": self.waiting, "started": self.started_s}
@@ -231,7 +240,9 @@ class FakeVllm(FakeEngine):
                 "usage": {"prompt_tokens": len(body["prompt"]), "completion_tokens": 1,
                           "prompt_tokens_details": {"cached_tokens": script.cached}},
             }  # fmt: skip
-            if not script.no_params:
+            if script.params is not None:
+                answer["kv_transfer_params"] = script.params
+            elif not script.no_params:
                 answer["kv_transfer_params"] = {
                     "do_remote_prefill": True, "do_remote_decode": False, "remote_block_ids": [[1, 2], [7]],
                     "remote_engine_id": self.name, "remote_host": "10.0.0.1", "remote_port": 5600, "tp_size": 1,

@@ -333,3 +333,47 @@ async def test_an_sglang_server_without_metrics_is_served_all_the_same() -> None
     engine.metrics_text = ""
     async with engine_bench(engine) as bench:
         assert (await bench.complete())["choices"][0]["text"] == ANSWER.decode()
+
+
+async def test_a_decode_server_that_may_not_compute_prompts_does_not() -> None:
+    """Then a request without a prefill server is refused with the reason, and not served the slow way in silence."""
+    prefill, decode = pair(FakeVllm)
+    decode.settings["computes_prompts"] = False
+    async with engine_bench(prefill, decode) as bench:
+        assert (await bench.record(prompt="Hi"))["prefill_node"] == "far"
+        prefill.health = 503
+        await until(lambda: not bench.gateway.fleet.find("far").up)
+        status, body, _ = await bench.post("/v1/completions", {"prompt": LONG})
+        assert status == 503 and "no prefill node is up" in body["error"]["message"]
+
+
+async def test_who_computed_the_prompt_is_told() -> None:
+    """Where a decode server steps in for a prefill cluster that is gone, the record and the counters say so."""
+    prefill, decode = pair(FakeVllm)
+    prefill.health = 503
+    async with engine_bench(prefill, decode) as bench:
+        record = await bench.record(prompt=LONG)
+        assert (record["prefill_node"], record["prefilled_in"]) == ("near", "pd")
+        assert any("no PrfaaS prefill node is up" in reason for reason in record["reasons"])
+        assert await bench.metric("prfaas_decisions_total", policy="threshold", cluster="pd") == 1
+
+
+@pytest.mark.parametrize(("mode", "fits"), [("decode", True), ("null", False), ("prefill", False), (None, True)])
+async def test_an_sglang_server_started_for_something_else_is_not_admitted(mode: str | None, fits: bool) -> None:
+    """It says what it was started for; a version that does not is believed."""
+    prefill, decode = pair(FakeSglang)
+    decode.mode = mode
+    async with engine_bench(prefill, decode) as bench:
+        status, health = await bench.get("/health")
+        assert (status == 200) is fits
+        if not fits:
+            assert "not started for its role" in health["nodes"][1]["problem"]
+
+
+@pytest.mark.parametrize("connector", [False, True])
+async def test_our_connectors_refusal_is_the_prefill_servers_fault(connector: bool) -> None:
+    prefill, decode = pair(FakeVllm, connector=connector)
+    prefill.script = EngineScript(params={"error": "wrong role: do_remote_decode was asked of a kv_consumer"})
+    async with engine_bench(prefill, decode) as bench:
+        (step,) = (await bench.record(prompt=LONG))["fallbacks"]
+        assert step["failed"] == "prefill node far" and "wrong role" in step["error"]

@@ -26,6 +26,7 @@ from tests.gateway.engine_fakes import (
     engine_bench,
 )
 from tests.gateway.test_zmq_events import Publisher
+from tests.waiting import until
 
 BLOCK = 16
 PROMPT = "".join(chr(65 + i % 50) for i in range(THRESHOLD_TOKENS + 28))  # 8 blocks, a token each character
@@ -167,6 +168,20 @@ async def test_following_is_counted() -> None:
             assert rows["a"]["cached_blocks"] == 2
 
 
+async def test_events_that_are_of_no_use_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    """A router that is taken to know caches and knows only load says so, once."""
+    engine = FakeVllm(Handovers(), "a", "both", "pd")
+    async with publishers(1) as (publisher,):
+        follow(engine, publisher)
+        async with engine_bench(engine) as bench:
+            for _ in range(20):
+                await publisher.publish(["BlockStored", [7], 6, list(range(BLOCK)), BLOCK])
+            await until(lambda: "no block that can be used" in caplog.text, within_s=15)
+            (row,) = (await bench.get("/v1/engines"))[1]
+            assert row["kv_events"]["known_blocks"] == 0 and row["kv_events"]["unplaced"] >= 16
+        assert caplog.text.count("no block that can be used") == 1
+
+
 def test_ranks_are_one_server() -> None:
     match = Match((NodeMatch("a#0", "x", 16, 16), NodeMatch("a#1", "x", 48, 64), NodeMatch("b", "y", 32, 32)))
     assert {held.node_id: held.usable_tokens for held in by_node(match).nodes} == {"a": 48, "b": 32}
@@ -192,6 +207,9 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "ranks without a port": (
         {"kind": "vllm", "role": "both", "cluster": "pd", "kv_events": {"endpoint": "ipc://x", "dp_ranks": 2}},
         "count up from",
+    ),
+    "a prefill server that may not compute": (
+        {"kind": "vllm", "role": "prefill", "cluster": "pd", "computes_prompts": False}, "of role decode alone",
     ),
     "a name with a mark": ({"kind": "vllm", "role": "both", "cluster": "pd", "name": "a#1"}, "has no '#'"),
 }  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import replace
 from typing import Any
 
 from prfaas_net.errors import LinkError, PrfaasError
@@ -54,7 +53,8 @@ class EngineAttempt(Attempt):
         """Ask the prefill server, if there is one; the decode server is asked by the first :meth:`next`."""
         self._tokens: deque[Token] = deque()
         self._handed: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
-        self._asked = self._with_own_draws()
+        answered = self._record.output_tokens if self.resumed else 0
+        self._asked = self._request.with_seed_after(answered)
         self.side = Side.DECODE
         server = self._server = self._find(self.decision.decode_node)
         self.side = Side.PREFILL
@@ -116,14 +116,6 @@ class EngineAttempt(Attempt):
         engine = self._services.fleet.find(node_id).engine
         assert engine is not None
         return engine
-
-    def _with_own_draws(self) -> ServingRequest:
-        """Draws of an engine do not depend on the position: what goes on elsewhere must not repeat the first ones."""
-        request = self._request
-        if not self.resumed:
-            return request
-        seed = (request.sampling.seed + self._record.output_tokens) % (1 << 64)
-        return replace(request, sampling=replace(request.sampling, seed=seed))
 
     def _headers(self, server: EngineServer) -> dict[str, str]:
         """An id that no server has seen, by which people find the request in all logs; the rank that has its prefix."""
@@ -202,6 +194,7 @@ class EngineAttempt(Attempt):
         if not call.streamed:
             answer = await server.calls.ask(call, self._headers(server))
             self.reached("prefill_started")
+            server.dialect.check(answer, server.name)
             self._prefilled(server.dialect.cached_in(answer))
             if not self._handed.done():
                 self._handed.set_result(server.dialect.decode_after(self._asked, self._server.model, answer))

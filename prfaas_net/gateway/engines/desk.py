@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -22,6 +23,11 @@ from prfaas_net.scheduling import Alone, FleetState, QueueSeen
 
 __all__ = ["EngineDesk"]
 
+log = logging.getLogger(__name__)
+
+# After so many batches one block should have been understood.
+DOUBTFUL_BATCHES = 16
+
 
 class EngineDesk:
     """What a gateway does for servers that are not its own kind.
@@ -40,6 +46,7 @@ class EngineDesk:
         self._queues: dict[str, QueueSeen] = {}
         self._events: EngineEvents | None = None
         self._caches: CacheWatch | None = None
+        self._doubted: set[str] = set()
 
     def start(self, caches: CacheWatch) -> None:
         """Begin to listen to what the servers cache.
@@ -75,6 +82,7 @@ class EngineDesk:
 
     def asked(self, server: EngineServer, state: FleetState, tell: Callable[[QueueSeen], None]) -> None:
         """A server has said how busy it is: the router learns what of it is not our own doing."""
+        self._doubt(server)
         node = state.nodes.get(server.name)
         if node is None:
             return
@@ -117,6 +125,20 @@ class EngineDesk:
             }
             for server in self.servers.values()
         ]
+
+    def _doubt(self, server: EngineServer) -> None:
+        """Say so, once, when a server's events come and none of them tells of a block that can be used."""
+        counts = self._counts(server)
+        if counts is None or server.name in self._doubted:
+            return
+        if counts["batches"] >= DOUBTFUL_BATCHES and not counts["stored"] and counts["unplaced"]:
+            self._doubted.add(server.name)
+            log.warning(
+                "KV events of %s: %d batches and no block that can be used: its cache does not count in routing; "
+                "see docs/kv_events.md on replays, salts and images",
+                server.name,
+                counts["batches"],
+            )
 
     def _counts(self, server: EngineServer) -> dict[str, int] | None:
         """How following a server's events goes, over all its ranks; None where they are not followed.

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from prfaas_net.errors import PeerError, PrfaasError, ProtocolError
 from prfaas_net.gateway.engines.scrape import MetricNames
-from prfaas_net.gateway.engines.settings import EngineFields
+from prfaas_net.gateway.engines.settings import EngineFields, EngineRole
 from prfaas_net.gateway.request import ServingRequest
 from prfaas_net.nodes.messages import LogprobsModel
 from prfaas_net.scheduling import Alone
@@ -71,11 +71,17 @@ class Dialect(ABC):
         metrics: its names for load.
         decodes_alone: whether a decode server computes prompts itself where it is not told of another.
         max_line_bytes: of one event.
+        role_path: where a server says what it was started for; empty where it does not.
     """
 
     metrics: ClassVar[MetricNames]
     decodes_alone: ClassVar[Alone]
     max_line_bytes: ClassVar[int] = 1 << 20
+    role_path: ClassVar[str] = ""
+
+    def role_in(self, body: bytes) -> EngineRole | None:
+        """What a server at :attr:`role_path` says; None if that cannot be read."""
+        return None
 
     @abstractmethod
     def whole(self, request: ServingRequest, model: str) -> Call:
@@ -99,6 +105,13 @@ class Dialect(ABC):
 
         Raises:
             PrfaasError: the engine reports a failure, or what cannot be read.
+        """
+
+    def check(self, answer: dict[str, Any], node: str) -> None:  # noqa: B027
+        """Whether a prefill server that is asked at the same time as a decode server has done its part.
+
+        Raises:
+            PrfaasError: it has not, and says so.
         """
 
     def cached_in(self, answer: dict[str, Any]) -> int | None:

@@ -63,6 +63,7 @@ class PrfaasAttempt(Attempt):
             request_id=request.request_id,
             token_ids=list(request.token_ids),
             ticket=reserved["ticket"],
+            destination_cluster=self.decision.decode_cluster,
             deadline_s=self._remaining_s(),
             cache_salt=request.cache_salt,
             sampling=sampling,

@@ -51,6 +51,7 @@ class EngineServer:
         self.model = settings.model
         self.prefill = LearntPrefill(self.name)
         self._boots = 0
+        self._role_known = False
 
     @property
     def alone(self) -> Alone:
@@ -59,7 +60,7 @@ class EngineServer:
             case EngineRole.BOTH:
                 return Alone.ONLY
             case EngineRole.DECODE:
-                return self.dialect.decodes_alone
+                return self.dialect.decodes_alone if self.settings.computes_prompts else Alone.NEVER
             case _:
                 return Alone.NEVER
 
@@ -82,6 +83,8 @@ class EngineServer:
         except PrfaasError as error:
             raise BusyError("the engine says that it is not ready", found=error.found, node=self.name) from error
         limit = self._served(await self.calls.get("/v1/models", timeout, MAX_ANSWER_BYTES))
+        if not self._role_known:
+            await self._check_role(timeout)
         try:
             text = (await self.calls.get("/metrics", timeout, MAX_METRICS_BYTES)).decode(errors="replace")
         except LinkError:
@@ -90,7 +93,8 @@ class EngineServer:
             # SGLang serves them only with --enable-metrics. Its load is then what this gateway gave to it.
             text = ""
         load = self.dialect.metrics.load(text)
-        self._boots += load.restarted_since(self.load)
+        if load.restarted_since(self.load):
+            self._boots, self._role_known = self._boots + 1, False
         self.load, self.metrics_text = load, text
         return self._info(limit)
 
@@ -116,6 +120,25 @@ class EngineServer:
             block_tokens=events.block_tokens if events is not None else 0,
             groups=tuple(sorted({group.kind for group in events.engine_groups().values()})) if events else (),
         )
+
+    async def _check_role(self, timeout: aiohttp.ClientTimeout) -> None:
+        """Whether it was started for what the configuration says, where it can be asked."""
+        if self.dialect.role_path:
+            try:
+                said = self.dialect.role_in(await self.calls.get(self.dialect.role_path, timeout, MAX_ANSWER_BYTES))
+            except LinkError:
+                raise
+            except PrfaasError:
+                said = None  # a version that does not say
+            if said is not None and said is not self.settings.role:
+                raise IncompatibleError(
+                    "an engine was not started for its role",
+                    expected=self.settings.role,
+                    found=said,
+                    do="correct role of the node, or the server's flags",
+                    node=self.name,
+                )
+        self._role_known = True
 
     def _served(self, body: bytes) -> int:
         """Find the model; returns its longest sequence."""

@@ -12,11 +12,13 @@ import secrets
 from collections import deque
 from typing import Any
 
+import orjson
+
 from prfaas_net.errors import IncompatibleError, PeerError, PrfaasError, ProtocolError
 from prfaas_net.gateway.engines.dialect import Call, Chunk, Dialect, Handover, finish_of, token_list, unreadable
 from prfaas_net.gateway.engines.refusals import told
 from prfaas_net.gateway.engines.scrape import MetricNames
-from prfaas_net.gateway.engines.settings import EngineFields
+from prfaas_net.gateway.engines.settings import EngineFields, EngineRole
 from prfaas_net.gateway.request import ServingRequest
 from prfaas_net.nodes.messages import LogprobsModel
 from prfaas_net.scheduling import Alone
@@ -42,6 +44,14 @@ class SglangDialect(Dialect):
     decodes_alone = Alone.NEVER
     # Without --incremental-streaming-output every event repeats all that came before it.
     max_line_bytes = 16 << 20
+    role_path = "/get_server_info"
+
+    def role_in(self, body: bytes) -> EngineRole | None:
+        try:
+            mode = orjson.loads(body).get("disaggregation_mode")
+        except (orjson.JSONDecodeError, AttributeError):
+            return None
+        return {"prefill": EngineRole.PREFILL, "decode": EngineRole.DECODE, "null": EngineRole.BOTH}.get(str(mode))
 
     def whole(self, request: ServingRequest, model: str) -> Call:
         return _call(_body(request))

@@ -11,7 +11,7 @@ import uuid
 from collections import deque
 from typing import Any
 
-from prfaas_net.errors import IncompatibleError, ProtocolError
+from prfaas_net.errors import IncompatibleError, PeerError, ProtocolError
 from prfaas_net.gateway.engines.dialect import Call, Chunk, Dialect, Handover, finish_of, token_list, unreadable
 from prfaas_net.gateway.engines.scrape import MetricNames
 from prfaas_net.gateway.engines.settings import EngineFields
@@ -59,6 +59,12 @@ class VllmDialect(Dialect):
         body = _body(request, model) | {"stream": False, "max_tokens": 1, "min_tokens": 1, "kv_transfer_params": params}
         body.pop("logprobs", None)
         return Call(PATH, body, streamed=False)
+
+    def check(self, answer: dict[str, Any], node: str) -> None:
+        params = answer.get("kv_transfer_params")
+        if isinstance(params, dict) and params.get("error"):
+            # What our own connector answers to a request that it cannot serve.
+            raise PeerError("a prefill server keeps nothing for a decode server", found=params["error"], node=node)
 
     def decode_after(self, request: ServingRequest, model: str, answer: dict[str, Any]) -> Call:
         params = answer.get("kv_transfer_params")
