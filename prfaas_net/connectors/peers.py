@@ -66,6 +66,8 @@ class PeerBook:
         task = self._peers.get((host, port))
         if task is None:
             task = self._peers[host, port] = asyncio.create_task(self._ask(host, port))
+            # Whoever asked may have given up by the time it fails.
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             return await asyncio.shield(task)
         except PrfaasError:

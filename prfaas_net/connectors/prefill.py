@@ -141,8 +141,10 @@ class PrefillDesk:
         if offer.let_go_at is None or offer.gone:
             return
         if offer.claims_left == 0 or offer.error is not None:
+            taken = InvalidRequest("the KVCache has been taken by another request", found=offer.transfer_id)
+            offer.fail(offer.error or taken)  # whoever else reads from it would wait for its deadline
             offer.leave_blocks()
-            self._forget(offer, offer.error or InvalidRequest("the KVCache has been taken", found=offer.transfer_id))
+            self._forget(offer, offer.error or taken)
             self._let_go(offer.request_id)
             offer.gone = True
 

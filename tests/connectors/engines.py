@@ -76,10 +76,11 @@ class FakeEngine:
                 self.memory[name][blocks[index][-1]] = state(name, stop, seed, self.memory[name].shape[1])
                 continue
             for part, view in enumerate(self.pages._parts[name]):
+                held = heads if heads and group.total_heads else range(view.shape[1])
                 for token in range(start, stop):
                     block = blocks[index][token // group.block_tokens]
                     if block:
-                        rows = row(name, part, token, seed, heads or range(view.shape[1]), view.shape[3])
+                        rows = row(name, part, token, seed, held, view.shape[3])
                         view[block, :, token % group.block_tokens] = rows.astype(view.dtype)
 
     def holds(self, blocks: Blocks, start: int, stop: int, *, seed: int = 0, heads: range | None = None) -> bool:

@@ -149,6 +149,17 @@ def test_field_21_another_prompts_kvcache_is_never_taken(
     ends_failed(here, "d2")
 
 
+def test_a_second_taker_of_one_prompt_does_not_wait_for_its_deadline(there: Serving, here: Serving) -> None:
+    """Several choices of one answer, say, that share a transfer_id: one of them is served, the others compute."""
+    load(here, *(load_order(there, OURS, 0, STOP, request_id=name) for name in ("d1", "d2")))
+    there.prefill(prefill_order(THEIRS, 0, STOP, STOP))
+    there.hold("p")
+    here.until(lambda: here.received == {"d1", "d2"})
+    assert len(here.failed) <= 1
+    there.until(lambda: there.sent == {"p"})
+    assert here.worker.held_bytes == 0
+
+
 def test_field_43_a_server_that_was_refused_is_asked_again(here: Serving, caplog: pytest.LogCaptureFixture) -> None:
     """A handshake that failed leaves nothing behind: the next server at the same address is taken for what it is."""
     wrong = replace(hybrid_layout(), weights="other", model="another")

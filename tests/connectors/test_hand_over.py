@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
 import pytest
 
+from prfaas_net.connectors.layout import EngineLayout, GroupLayout, StateKind
 from prfaas_net.connectors.orders import ReleaseOrder, StepOrders
-from tests.connectors.engines import hybrid_layout, load_order, prefill_order, serving
+from prfaas_net.errors import ConfigError
+from tests.connectors.engines import (
+    Serving,
+    cpu_page,
+    hybrid_layout,
+    latent_page,
+    load_order,
+    prefill_order,
+    serving,
+)
 
 # 70 tokens in blocks of 16: the window (32) has left its first two blocks.
 THEIRS = ([3, 5, 4, 9, 7], [0, 0, 11, 12, 13], [15])
@@ -134,3 +148,62 @@ def test_pages_may_lie_apart_in_memory() -> None:
         here.step(StepOrders(loads=[load_order(there, OURS, 0, STOP)]))
         here.until(lambda: here.received == {"d"})
         assert here.engine.holds(OURS, 0, STOP)
+
+
+def ranked_layout(block_tokens: int, tp_size: int, tp_rank: int) -> EngineLayout:
+    """Two KV heads split over ranks, and latents that every rank has."""
+    pages = (cpu_page(2 // tp_size, block_tokens, 4), latent_page(block_tokens, 8))
+    groups = (
+        GroupLayout(StateKind.FULL, block_tokens, 0, 2, (("l0", 0),)),
+        GroupLayout(StateKind.FULL, block_tokens, 0, 0, (("l1", 1),)),
+    )
+    return EngineLayout("test 1", "tiny", "w", tp_size, tp_rank, pages, groups)
+
+
+@contextmanager
+def two_ranks(**role: bool) -> Iterator[tuple[Serving, Serving]]:
+    """Both ranks of an engine, on neighbouring ports."""
+    for _ in range(20):
+        with socket.create_server(("127.0.0.1", 0)) as sock:
+            port = int(sock.getsockname()[1])
+        try:
+            with ExitStack() as stack:
+                ranks = [
+                    stack.enter_context(serving(ranked_layout(16, 2, rank), listen=f"127.0.0.1:{port}", **role))
+                    for rank in range(2)
+                ]
+                yield ranks[0], ranks[1]
+                return
+        except ConfigError:
+            continue  # the port beside it was somebody's
+    raise AssertionError("no two neighbouring ports are free")
+
+
+def test_heads_of_two_prefill_ranks_meet_in_one_decode_rank_with_blocks_of_another_size() -> None:
+    """Each prefill rank sends its head, one of them the latents; both let go only then."""
+    theirs, ours = ([3, 5, 4, 9, 7], [2, 6, 8, 10, 12]), ([2, 8, 1], [4, 6, 10])
+    with two_ranks(prefills=True) as ranks, serving(ranked_layout(32, 1, 0), decodes=True) as here:
+        here.step(StepOrders(loads=[load_order(ranks[0], ours, 0, STOP)]))
+        for rank, there in enumerate(ranks):
+            there.prefill(prefill_order(theirs, 0, STOP, STOP), heads=range(rank, rank + 1))
+            there.hold("p")
+        here.until(lambda: here.received == {"d"})
+        assert not here.failed
+        assert here.engine.holds(ours, 0, STOP)
+        for there in ranks:
+            there.until(lambda there=there: there.sent == {"p"})  # type: ignore[misc]
+
+
+def test_one_prefill_rank_serves_two_decode_ranks_and_lets_go_after_both() -> None:
+    """Each takes its own head and a copy of the latents."""
+    theirs, ours = ([2, 8, 1], [4, 6, 10]), ([3, 5, 4, 9, 7], [2, 6, 8, 10, 12])
+    with serving(ranked_layout(32, 1, 0), prefills=True) as there, two_ranks(decodes=True) as ranks:
+        there.prefill(prefill_order(theirs, 0, STOP, STOP))
+        there.hold("p")
+        for rank, here in enumerate(ranks):
+            assert there.step(StepOrders()).sent == set()
+            here.step(StepOrders(loads=[load_order(there, ours, 0, STOP)]))
+            here.until(lambda here=here: here.received == {"d"})  # type: ignore[misc]
+            assert not here.failed
+            assert here.engine.holds(ours, 0, STOP, heads=range(rank, rank + 1))
+        there.until(lambda: there.sent == {"p"})
