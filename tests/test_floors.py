@@ -11,7 +11,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 # Floors of docs/architecture.md; a package may import what is on a lower floor, and itself.
 FLOORS = {
-    "errors": 0, "units": 0, "clock": 0, "config": 0, "metrics": 0, "aio": 0,
+    "errors": 0, "units": 0, "clock": 0, "config": 0, "metrics": 0, "aio": 0, "logs": 0,
+    "tracing": 0,
     "kv": 1, "wire": 2, "congestion": 3, "transport": 4, "cache": 5, "scheduling": 6,
     "nodes": 7, "sim": 8, "connectors": 8, "gateway": 8, "localfleet": 9, "fleetfile": 9, "bench": 9, "doctor": 9,
     "cli": 10,
@@ -19,7 +20,7 @@ FLOORS = {
 # The two pillars: what decides and what moves bytes never import each other.
 PILLARS = ({"scheduling", "cache"}, {"transport", "wire"})
 # On one floor, but an order among them: a unit's error is an error, a configuration has units.
-GROUND = ["errors", "units", "clock", "aio", "metrics", "config"]
+GROUND = ["errors", "units", "clock", "aio", "metrics", "config", "logs", "tracing"]
 # Cores read no clock, socket, thread or random source, and do no I/O.
 PURE = ("kv", "wire", "congestion", "scheduling", "cache")
 IMPURE = {"asyncio", "socket", "threading", "time", "random", "secrets", "ssl", "subprocess", "aiohttp", "uvloop"}

@@ -12,6 +12,7 @@ from prfaas_net.cli.daemon import Stoppable, run_daemon
 from prfaas_net.cli.models import load_tokenizer, model_directory
 from prfaas_net.config import parse_address
 from prfaas_net.gateway import Gateway
+from prfaas_net.logs import secrets_of, set_up_logs
 from prfaas_net.scheduling import policy_names
 
 __all__ = ["gateway"]
@@ -50,6 +51,7 @@ def gateway(
     settings, fleet = read_gateway(config, flags)
     if check:
         show_gateway(settings, fleet, config)
+    set_up_logs(settings.log, {"service": "prfaas-gateway"}, secrets_of(settings))
     tokenizer = load_tokenizer(directory or (fleet.model if fleet is not None else None))
 
     async def start() -> tuple[Stoppable, dict[str, Any]]:

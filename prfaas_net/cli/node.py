@@ -11,6 +11,7 @@ from prfaas_net.cli.configured import Check, NodeName, read_node, show_node
 from prfaas_net.cli.daemon import Stoppable, run_daemon
 from prfaas_net.cli.models import load_engine
 from prfaas_net.errors import ConfigError
+from prfaas_net.logs import secrets_of, set_up_logs
 from prfaas_net.nodes.config import NodeConfig
 from prfaas_net.nodes.decode import DecodeNode
 from prfaas_net.nodes.pd import PdNode
@@ -43,6 +44,7 @@ def _load(command: str, config: Path | None, node: str | None, flags: dict[str, 
         raise ConfigError(f"prfaas {command} only does that", found="convertible = true", do="start it with prfaas pd")
     if check:
         show_node(settings, fleet, config)
+    set_up_logs(settings.log, {"service": f"prfaas-{command}", "node": settings.node_id}, secrets_of(settings))
     return settings
 
 

@@ -22,6 +22,7 @@ from prfaas_net.errors import (
     error_from_wire,
 )
 from prfaas_net.gateway.http1 import Http1Answer, Http1Pool
+from prfaas_net.gateway.traces import trace_headers
 from prfaas_net.nodes.auth import control_token
 from prfaas_net.nodes.messages import NodeInfo
 
@@ -256,10 +257,12 @@ class NodeClient:
         limit_bytes: int,
         silence_s: float | None = None,
     ) -> NodeStream:
+        trace = trace_headers()
+        headers = {**self._headers, **trace} if trace else self._headers
         try:
             response = await self._pool.request(
                 method, url, path,
-                headers=self._headers, body=body, connect_timeout_s=CONNECT_TIMEOUT_S, silence_s=silence_s,
+                headers=headers, body=body, connect_timeout_s=CONNECT_TIMEOUT_S, silence_s=silence_s,
             )  # fmt: skip
             if response.status == 200:
                 return NodeStream(response, node_id, broke, limit_bytes)

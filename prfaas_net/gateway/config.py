@@ -12,10 +12,12 @@ from prfaas_net.errors import ConfigError
 from prfaas_net.gateway.engines.settings import EngineFields, check_together
 from prfaas_net.gateway.keys import Key, KeyHash
 from prfaas_net.gateway.planning_config import PlannerField, PlannerSection
+from prfaas_net.logs import LogSection
 from prfaas_net.nodes.http_site import HttpLimits
 from prfaas_net.nodes.http_tls import ClientTlsSection, HttpTlsSection
 from prfaas_net.nodes.urls import base_url
 from prfaas_net.scheduling import ClusterKind, policy_names
+from prfaas_net.tracing.tracer import TracingSection
 
 __all__ = [
     "ApiKeySection",
@@ -194,6 +196,8 @@ class GatewayConfig(Section):
     join: JoinSection | None = None
     planner: PlannerField = PlannerSection()
     fleet: FleetSection = FleetSection()
+    log: LogSection = LogSection()
+    tracing: TracingSection = TracingSection()
 
     @model_validator(mode="after")
     def _check(self) -> GatewayConfig:

@@ -18,6 +18,7 @@ from prfaas_net.errors import InternalError, PrfaasError
 from prfaas_net.gateway.api_errors import ApiError, error_response
 from prfaas_net.gateway.instruments import GatewayMetrics
 from prfaas_net.gateway.keys import Key, KeyRing
+from prfaas_net.logs import about
 from prfaas_net.nodes.join_messages import JOIN_PATH, LEAVE_PATH
 
 __all__ = ["CLIENT_GONE", "Handler", "Surroundings", "client_id", "client_key", "internal_id", "set_outcome"]
@@ -111,11 +112,13 @@ class Surroundings:
         started_s = time.monotonic()
         status = CLIENT_GONE
         try:
-            response = await self._answer(request, handler, exchange)
+            with about(request_id=exchange.request_id):
+                response = await self._answer(request, handler, exchange)
             status = exchange.outcome or response.status
             return response
         except asyncio.CancelledError:
-            log.info("request %s: the client left", exchange.request_id)
+            with about(request_id=exchange.request_id):
+                log.info("the client left")
             raise
         finally:
             resource = request.match_info.route.resource
@@ -137,12 +140,12 @@ class Surroundings:
             exchange.outcome = CLIENT_GONE
             return web.Response(status=CLIENT_GONE)
         except Exception as error:
-            log.exception("request %s: a bug", exchange.request_id)
+            log.exception("a bug")
             failure = InternalError(
                 "the gateway failed", found=type(error).__name__, do="see its log", request=exchange.request_id
             )
         response = error_response(failure)
-        log.info("request %s: %d %s", exchange.request_id, response.status, failure.line())
+        log.info("%d %s", response.status, failure.line())
         return response
 
     def _find_key(self, request: web.Request) -> Key | None:

@@ -11,6 +11,8 @@ from prfaas_net.gateway.engines.choice import begin
 from prfaas_net.gateway.ladder import Ladder, WaitingRoom, rest_of
 from prfaas_net.gateway.record import RequestRecord
 from prfaas_net.gateway.services import Finish, Services, ServingRequest, Token
+from prfaas_net.gateway.traces import begin_attempt
+from prfaas_net.logs import about
 from prfaas_net.scheduling import RequestEnded
 
 __all__ = ["Finish", "Run", "Services", "ServingRequest", "Token"]
@@ -67,6 +69,7 @@ class Run:
         """
         services = self._services
         while self._attempt is None:
+            begin_attempt(self.record)
             rest, resumed = rest_of(self.request, self._answered)
             keys = await services.desk.caches.keys_of(rest.token_ids, rest.cache_salt)
             cached = services.cached_on(rest, keys)
@@ -148,7 +151,8 @@ class Run:
         self._services.observe(RequestEnded(self.request.request_id))
         self._ladder.give_up(attempt, error)
         level = logging.INFO if isinstance(error, BusyError) else logging.WARNING
-        log.log(level, "request %s: an attempt failed: %s", self.request.request_id, error.line())
+        with about(request_id=self.request.request_id):
+            log.log(level, "an attempt failed: %s", error.line())
         self._attempt = None
 
     def _token(self, event: Token) -> Token:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import platform
 import random
 
 import aiohttp
@@ -33,9 +34,11 @@ from prfaas_net.gateway.record import RequestRecord
 from prfaas_net.gateway.run import Services
 from prfaas_net.gateway.serving import Serving
 from prfaas_net.gateway.state_watch import StateWatch
+from prfaas_net.gateway.traces import Traces
 from prfaas_net.nodes.engine_api import TextTokenizer
 from prfaas_net.nodes.http_site import listen
 from prfaas_net.scheduling import FleetEvent, NodeSeen, PolicySettings, Router, make_policy
+from prfaas_net.tracing.tracer import Tracer, open_tracer
 
 __all__ = ["Gateway"]
 
@@ -81,6 +84,7 @@ class Gateway:
         self._planning_log = PlanningLog(self.instruments.metrics)
         self._view: FleetView | None = None
         self._serving: Serving | None = None
+        self._tracer: Tracer | None = None
         self._lifecycle: Lifecycle | None = None
         self._runner: web.AppRunner | None = None
 
@@ -132,6 +136,7 @@ class Gateway:
             ConfigError: the address cannot be listened on.
         """
         config = self.config
+        self._tracer = open_tracer(config.tracing, "prfaas-gateway", f"{platform.node()}:{config.http.port}")
         tls = config.fleet.tls.context()
         self._session = aiohttp.ClientSession(
             # How many calls are open is the router's business, not the connection pool's.
@@ -202,6 +207,9 @@ class Gateway:
             await self._client.close()
         if self._session is not None:
             await self._session.close()
+        if self._tracer is not None:
+            await self._tracer.close()
+        self._tracer = None
         self._followers, self._view = [], None
         self._runner = self._fleet = self._engines = self._serving = self._lifecycle = self._session = None
 
@@ -245,8 +253,13 @@ class Gateway:
     def _application(self, fleet: Fleet, lifecycle: Lifecycle, view: FleetView) -> web.Application:
         surroundings = Surroundings(self.instruments, KeyRing(self.config.holders))
         serving = self._serving = Serving(self.config, self._tokenizer, lifecycle, self.instruments)
-        serving.on_end = self._served
-        app = web.Application(middlewares=[surroundings.middleware], client_max_size=self.config.max_body)
+        serving.on_end.append(self._served)
+        middlewares = [surroundings.middleware]
+        if self._tracer is not None:
+            traces = Traces(self._tracer)
+            middlewares.append(traces.middleware)
+            serving.on_end.append(traces.served)
+        app = web.Application(middlewares=middlewares, client_max_size=self.config.max_body)
         app.add_routes(HttpApi(self.config, serving, fleet, self.instruments).routes())
         if self._engines is not None:
             app.add_routes(self._engines.routes())

@@ -26,6 +26,7 @@ from prfaas_net.gateway.openai_shapes import DONE, Shape, sse, usage_after, usag
 from prfaas_net.gateway.pings import Pings
 from prfaas_net.gateway.record import RecentRecords, RequestRecord
 from prfaas_net.gateway.run import Run
+from prfaas_net.logs import about
 from prfaas_net.nodes.engine_api import TextTokenizer
 from prfaas_net.units import format_duration
 
@@ -65,7 +66,7 @@ class Serving:
     ) -> None:
         self.intake = Intake(config, tokenizer, lifecycle.services)
         self.records = RecentRecords()
-        self.on_end: Callable[[RequestRecord], None] = lambda record: None
+        self.on_end: list[Callable[[RequestRecord], None]] = []
         self._config = config
         self._tokenizer = tokenizer
         self._lifecycle = lifecycle
@@ -84,9 +85,10 @@ class Serving:
         """
         if self.draining:
             raise BusyError("the gateway takes no new requests: it is about to leave", do="ask another gateway")
-        with self._admitted(1):
+        request_id = internal_id()
+        with self._admitted(1), about(request_id=request_id):
             key = client_key()
-            record = RequestRecord(internal_id(), key.name if key else None)
+            record = RequestRecord(request_id, key.name if key else None)
             self.records.add(client_id(), record)
             try:
                 job = await self.intake.understand(request, body, shape, record)
@@ -133,17 +135,18 @@ class Serving:
     def _account(self, record: RequestRecord) -> None:
         """Count and log a request that was decided on and is over."""
         cluster = record.prefilled_in
-        self.on_end(record)
+        for tell in self.on_end:
+            tell(record)
         self._instruments.served(record, self._lifecycle.services.router.state.kind_of(cluster) if cluster else None)
-        log.info(
-            "request %s: %d prompt tokens prefilled in %s, %d tokens answered, ttft %s, %s",
-            record.request_id,
-            record.prompt_tokens,
-            cluster,
-            record.output_tokens,
-            "none" if record.ttft_s is None else format_duration(record.ttft_s),
-            record.error or record.finish_reason or "given up",
-        )
+        with about(request_id=record.request_id):
+            log.info(
+                "%d prompt tokens prefilled in %s, %d tokens answered, ttft %s, %s",
+                record.prompt_tokens,
+                cluster,
+                record.output_tokens,
+                "none" if record.ttft_s is None else format_duration(record.ttft_s),
+                record.error or record.finish_reason or "given up",
+            )
 
     @contextmanager
     def _admitted(self, n: int) -> Iterator[None]:

@@ -24,6 +24,8 @@ NAMESPACES = Path("/run/netns")
 # SIGINT (SIGTERM would let requests finish), then SIGKILL after this; together with closing, an interrupted fleet is
 # gone within 2 s.
 STOP_GRACE_S = 1.2
+# Of what a process writes to standard error.
+KEPT_LINES = 1000
 
 
 def _entering(netns: str | None) -> tuple[str, ...]:
@@ -51,7 +53,7 @@ class Process:
         self.name = name
         self.ready: dict[str, Any] = {}
         self._process = process
-        self._tail: deque[str] = deque(maxlen=20)
+        self._tail: deque[str] = deque(maxlen=KEPT_LINES)
         self._reading = asyncio.create_task(self._read_errors())
 
     @classmethod
@@ -98,6 +100,11 @@ class Process:
         """None while it runs."""
         return self._process.returncode
 
+    @property
+    def last_lines(self) -> list[str]:
+        """The end of what it has written to standard error; after :meth:`stop`, up to its very last word."""
+        return list(self._tail)
+
     async def wait(self) -> int:
         """Until it ends."""
         return await self._process.wait()
@@ -140,7 +147,7 @@ class Process:
                 line = await self._process.stdout.readline()
         except TimeoutError as error:
             raise DeadlineError(
-                f"{self.name} was not ready after {within_s:g} s", found=" ".join(self._tail)
+                f"{self.name} was not ready after {within_s:g} s", found=" ".join(self.last_lines[-20:])
             ) from error
         if not line:
             await self._process.wait()

@@ -10,8 +10,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_va
 
 from prfaas_net.config import Address, Bytes, Duration, Rate, Section, split_list
 from prfaas_net.errors import ConfigError
+from prfaas_net.logs import LogSection
 from prfaas_net.nodes.http_tls import ClientTlsSection, HttpTlsSection
 from prfaas_net.nodes.urls import base_url
+from prfaas_net.tracing.tracer import TracingSection
 from prfaas_net.transport import LinkOptions, Security, TlsFiles
 from prfaas_net.units import GiB, KiB, MiB
 
@@ -207,6 +209,8 @@ class NodeConfig(Section):
     drain_timeout: Duration = Field(30.0, ge=0)
     kv: KvSection = KvSection()
     cache: CacheSection = CacheSection()
+    log: LogSection = LogSection()
+    tracing: TracingSection = TracingSection()
 
     @model_validator(mode="after")
     def _check(self) -> NodeConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -21,9 +22,12 @@ from prfaas_net.nodes.ground import NodeGround
 from prfaas_net.nodes.messages import DecodeCall, LogprobsModel, NodeInfo
 from prfaas_net.nodes.reuse import PromptMemory
 from prfaas_net.nodes.server import Emit, parse_call
+from prfaas_net.tracing.stages import stage
 from prfaas_net.transport import Incoming, KvListener
 
 __all__ = ["DecodeNode"]
+
+log = logging.getLogger(__name__)
 
 
 class DecodeNode:
@@ -94,7 +98,7 @@ class DecodeNode:
             with self.admission(), self._running.track_inprogress():
                 await self._run(call, emit)
 
-        return await self.control.run(request, job, deadline_s=call.deadline_s)
+        return await self.control.run(request, job, deadline_s=call.deadline_s, request_id=call.request_id)
 
     # -- one request --------------------------------------------------------------------------------------------
 
@@ -127,7 +131,8 @@ class DecodeNode:
         self._check(call)
         regions = RegionMap(self.engine.layout, call.prompt_tokens + call.sampling.max_tokens)
         keys = bytes.fromhex(call.prefix_keys) if self.config.cache.enabled else b""
-        prompt = await PromptMemory.open(self.memory, keys, call.prompt_tokens, regions, need_state=False)
+        with stage("reserve"):
+            prompt = await PromptMemory.open(self.memory, keys, call.prompt_tokens, regions, need_state=False)
         incoming: Incoming | None = None
         keeping: asyncio.Task[None] | None = None
         try:
@@ -144,10 +149,12 @@ class DecodeNode:
                 manifest=manifest.to_json(),
             )
             emit({"event": "reserved", "ticket": incoming.ticket.to_json(), "held_tokens": prompt.cached_tokens})
-            token, reason = await self._land(call, incoming, emit)
+            with stage("land", **{"prfaas.held_tokens": prompt.cached_tokens}):
+                token, reason = await self._land(call, incoming, emit)
             # Beside decoding, which only appends rows behind those of the prompt.
             keeping = asyncio.create_task(asyncio.to_thread(prompt.keep, call.prompt_tokens, with_state=False))
-            await self._generate(call, token, reason, prompt, emit)
+            with stage("decode"):
+                await self._generate(call, token, reason, prompt, emit)
         finally:
             await see_through(self._give_back(call, incoming, keeping, prompt))
 
@@ -191,6 +198,7 @@ class DecodeNode:
                     n_tokens += 1
                     reason = step.finish_reason
         emit({"event": "finish", "reason": reason, "output_tokens": n_tokens})
+        log.info("%d prompt tokens landed, %d tokens decoded: %s", call.prompt_tokens, n_tokens, reason)
 
     def _stepped(self, n_sequences: int, seconds: float) -> None:
         self._step_s.observe(seconds)

@@ -16,6 +16,7 @@ from prfaas_net.nodes.memory_metrics import MemoryCollector
 from prfaas_net.nodes.messages import NodeInfo
 from prfaas_net.nodes.profile_file import read_profile
 from prfaas_net.nodes.server import ControlServer
+from prfaas_net.tracing.tracer import open_tracer
 from prfaas_net.transport import Identity
 
 __all__ = ["NodeGround"]
@@ -44,6 +45,10 @@ class NodeGround:
 
     async def start(self) -> None:
         """Open the control port; the last thing that a node does before it serves."""
+        config = self.config
+        self.control.tracer = open_tracer(
+            config.tracing, "prfaas-pd" if config.convertible else f"prfaas-{config.role}", config.node_id
+        )
         tls = None if self.config.tls is None else self.config.tls.context()
         await self.control.start(*self.config.listen, tls=tls)
         if self.config.join.gateways:
@@ -67,4 +72,6 @@ class NodeGround:
 
     async def close(self) -> None:
         """Let go of the memory: the last thing."""
+        if self.control.tracer is not None:
+            await self.control.tracer.close()
         await asyncio.to_thread(self.memory.close)

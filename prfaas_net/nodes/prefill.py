@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -29,10 +30,13 @@ from prfaas_net.nodes.messages import NodeInfo, PrefillCall, TransferReport
 from prfaas_net.nodes.node_state import STATE_BEAT_S, NodeState
 from prfaas_net.nodes.reuse import Keeper, PromptMemory
 from prfaas_net.nodes.server import Emit, parse_call
+from prfaas_net.tracing.stages import stage
 from prfaas_net.transport import LinkBase, LinkPool, Outgoing, SenderGate
 from prfaas_net.wire import SenderStats, Ticket
 
 __all__ = ["PrefillNode"]
+
+log = logging.getLogger(__name__)
 
 
 class _Sink:
@@ -155,7 +159,7 @@ class PrefillNode:
             with self.admission():
                 await self._run(call, emit)
 
-        return await self.control.run(request, job, deadline_s=call.deadline_s)
+        return await self.control.run(request, job, deadline_s=call.deadline_s, request_id=call.request_id)
 
     async def _links(self, request: web.Request) -> web.Response:
         """Every link that is up, and what it is doing."""
@@ -193,7 +197,7 @@ class PrefillNode:
         turn = ExitStack()  # from its place in the queue to the end of its time in the engine
         try:
             turn.enter_context(self.state.queued(len(call.token_ids)))
-            with self._waiting.track_inprogress():
+            with self._waiting.track_inprogress(), stage("queue"):
                 await self._slot.acquire()
             turn.callback(self._slot.release)
             queued_s = time.monotonic() - arrived
@@ -205,14 +209,20 @@ class PrefillNode:
             views = manifest.views(regions, prompt.view)
             outgoing = link.open(ticket, manifest.table, views, lifetime_s=call.deadline_s, codec=self._codec)
             started = time.monotonic()
-            result = await self._compute(call, manifest, prompt, outgoing, emit)
-            prefill_s = time.monotonic() - started
-            outgoing.seal(_seal(result) | {"cached_tokens": prompt.cached_tokens})
-            emit({"event": "prefilled", "prefill_s": prefill_s})
-            turn.close()
-            stats = await outgoing.wait()
+            with stage("transfer", **{"prfaas.kv_bytes": manifest.table.total_bytes}):
+                with stage("prefill", **{"prfaas.cached_tokens": prompt.cached_tokens}):
+                    result = await self._compute(call, manifest, prompt, outgoing, emit)
+                prefill_s = time.monotonic() - started
+                outgoing.seal(_seal(result) | {"cached_tokens": prompt.cached_tokens})
+                emit({"event": "prefilled", "prefill_s": prefill_s})
+                turn.close()
+                stats = await outgoing.wait()
             report = self._report(call, manifest, stats, queued_s, prefill_s, prompt.cached_tokens)
             emit({"event": "done", "report": report.model_dump()})
+            log.info(
+                "%d prompt tokens prefilled in %.3f s, %d of them cached; %d bytes sent, %.3f s after the last layer",
+                report.prompt_tokens, prefill_s, report.cached_tokens, manifest.table.total_bytes, report.exposed_s,
+            )  # fmt: skip
         finally:
             if outgoing is not None:
                 outgoing.abort(CancelledByPeer("the prefill was given up", request=call.request_id))

@@ -21,12 +21,17 @@ from prfaas_net.errors import (
     InternalError,
     InvalidRequest,
     PrfaasError,
+    ResourceError,
     error_from_wire,
 )
+from prfaas_net.logs import about
 from prfaas_net.metrics import CONTENT_TYPE, Metrics
 from prfaas_net.nodes.auth import check_control_token
 from prfaas_net.nodes.http_site import listen
 from prfaas_net.nodes.messages import NodeInfo
+from prfaas_net.tracing.context import HEADER
+from prfaas_net.tracing.stages import call_span, trace_names
+from prfaas_net.tracing.tracer import Tracer
 
 __all__ = ["ControlServer", "Emit", "Job", "parse_call"]
 
@@ -81,11 +86,13 @@ class ControlServer:
 
     Attributes:
         draining: no new calls are taken; ``/health`` says so.
+        tracer: makes spans of calls that belong to a trace, where there is one.
     """
 
     def __init__(self, info: Callable[[], NodeInfo], metrics: Metrics, *, node_key: str | None) -> None:
         self.address: tuple[str, int] = ("", 0)
         self.draining = False
+        self.tracer: Tracer | None = None
         self._info = info
         self._metrics = metrics
         self._node_key = node_key
@@ -141,7 +148,9 @@ class ControlServer:
 
     # -- calls --------------------------------------------------------------------------------------------------
 
-    async def run(self, request: web.Request, job: Job, *, deadline_s: float) -> web.StreamResponse:
+    async def run(
+        self, request: web.Request, job: Job, *, deadline_s: float, request_id: str | None = None
+    ) -> web.StreamResponse:
         """Run ``job`` and answer with the events it emits. The open response owns the job.
 
         The job runs in a task of its own: when the caller leaves, it is cancelled and finishes its cleaning up
@@ -153,7 +162,8 @@ class ControlServer:
         if self.draining:
             raise BusyError("the node takes no new calls: it is about to leave", do="ask another node")
         events: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        task = asyncio.create_task(self._guarded(job, events, deadline_s))
+        with about(**({} if request_id is None else {"request_id": request_id})):
+            task = asyncio.create_task(self._guarded(self._traced(request, job), events, deadline_s))
         self._jobs.add(task)
         task.add_done_callback(self._jobs.discard)
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
@@ -172,16 +182,37 @@ class ControlServer:
             task.cancel()
         return response
 
+    def _traced(self, request: web.Request, job: Job) -> Job:
+        """The job, as a span of the trace that the caller named, if it is to be traced."""
+        tracer = self.tracer
+        if tracer is None:
+            return job
+
+        async def traced(emit: Emit) -> None:
+            name = request.path.removeprefix("/v1/").replace("/", "_") + "_node"
+            node = {"prfaas.node": self._info().node_id}
+            with call_span(tracer, name, request.headers.get(HEADER), **node), about(**trace_names()):
+                await job(emit)
+
+        return traced
+
     @staticmethod
     async def _guarded(job: Job, events: asyncio.Queue[dict[str, Any] | None], deadline_s: float) -> None:
         """Whatever happens to the job, its caller is told, and told that it is over."""
         try:
             async with asyncio.timeout(deadline_s):
                 await job(events.put_nowait)
+        except asyncio.CancelledError:
+            log.info("a call was given up by its caller")
+            raise
         except PrfaasError as error:
+            log.log(
+                logging.INFO if isinstance(error, ResourceError) else logging.WARNING, "a call failed: %s", error.line()
+            )
             events.put_nowait({"event": "error", "error": error.to_wire()})
         except TimeoutError:
             overdue = DeadlineError(f"the call's time of {deadline_s:.1f} s is up")
+            log.info("a call failed: %s", overdue.line())
             events.put_nowait({"event": "error", "error": overdue.to_wire()})
         except Exception as error:
             log.exception("a call failed for a reason that is none of its own")

@@ -16,6 +16,7 @@ from prfaas_net.gateway.calls import CONNECT_TIMEOUT_S
 from prfaas_net.gateway.engines.dialect import Call
 from prfaas_net.gateway.engines.refusals import refusal, told
 from prfaas_net.gateway.engines.stream import EngineStream, body_of, reaching
+from prfaas_net.gateway.traces import trace_headers
 
 __all__ = ["EngineClient"]
 
@@ -125,7 +126,10 @@ class EngineClient:
         data = orjson.dumps(call.body)
         with self._calling():
             response = await self._session.post(
-                f"{self._url}{call.path}", data=data, headers={**self._headers, **headers}, timeout=timeout
+                f"{self._url}{call.path}",
+                data=data,
+                headers={**self._headers, **headers, **trace_headers()},
+                timeout=timeout,
             )
             if response.status == 200:
                 return response
