@@ -157,7 +157,8 @@ class DecodeDesk:
                 try:
                     await self._load_all(order, peer, deadline)
                 except _Stale:
-                    self._peers.forget(order.host, order.port)
+                    for rank in range(len(peer.agreement.claims)):
+                        self._peers.forget(order.host, order.port + rank)
                     await self._load_all(order, await self._peers.get(order.host, order.port), deadline)
         except TimeoutError as error:
             raise DeadlineError(
@@ -172,13 +173,13 @@ class DecodeDesk:
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [
-                    group.create_task(self._load_from(order, peer, rank, shares, deadline))
+                    group.create_task(self._load_from(order, rank, shares, deadline))
                     for rank, shares in peer.agreement.shares.items()
                 ]
                 if self._layout.tp_rank == 0:
                     for rank, claims in enumerate(peer.agreement.claims):
                         if claims == 0:
-                            group.create_task(self._claim_nothing(order, peer, rank, 1, deadline))
+                            group.create_task(self._claim_nothing(order, rank, 1, deadline))
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         received = [task.result() for task in tasks]
@@ -191,12 +192,14 @@ class DecodeDesk:
     # -- one transfer ------------------------------------------------------------------------------------------------
 
     async def _load_from(
-        self, order: LoadOrder, peer: Peer, rank: int, shares: dict[str, Share], deadline: float
+        self, order: LoadOrder, rank: int, shares: dict[str, Share], deadline: float
     ) -> tuple[int, float]:
         """Take one prefill rank's part. Returns (bytes, when the prefill was over on the monotonic clock)."""
+        peer = await self._peers.get(order.host, order.port + rank)
+        claims = peer.agreement.claims[rank]
         sections = sections_of(self._layout, shares, order.blocks, order.start, order.stop)
         if not sections:
-            await self._claim_nothing(order, peer, rank, peer.agreement.claims[rank], deadline)
+            await self._claim_nothing(order, rank, claims, deadline)
             return 0, time.monotonic()
         plan = PagePlan(order.stop, sections, self._config.chunk_tokens, self._config.chunk)
         block = await self._room.reserve(plan.table.total_bytes)
@@ -207,7 +210,7 @@ class DecodeDesk:
                 plan.table, views, lifetime_s=max(left_s, 0.001), endpoints=self._endpoints(peer), manifest={}
             )
             try:
-                sealed_at = await self._land(order, peer, rank, plan, incoming, left_s)
+                sealed_at = await self._land(order, peer, claims, plan, incoming, left_s)
             finally:
                 await see_through(incoming.abort())
             await see_through(asyncio.to_thread(self._fill, order, plan, shares, views))
@@ -216,14 +219,14 @@ class DecodeDesk:
             self._room.release(block)
 
     async def _land(
-        self, order: LoadOrder, peer: Peer, rank: int, plan: PagePlan, incoming: Incoming, left_s: float
+        self, order: LoadOrder, peer: Peer, claims: int, plan: PagePlan, incoming: Incoming, left_s: float
     ) -> float:
         call = ClaimCall(
             protocol=PROTOCOL, boot_id=peer.info.boot_id, transfer_id=order.transfer_id, digest=order.digest,
             stop_token=order.stop, ticket=incoming.ticket.to_json(), plan=plan.to_json(),
-            claims=peer.agreement.claims[rank], deadline_s=max(left_s, 0.001),
+            claims=claims, deadline_s=max(left_s, 0.001),
         )  # fmt: skip
-        claiming = asyncio.create_task(self._claim(peer, rank, call))
+        claiming = asyncio.create_task(self._claim(peer, call))
         landing = asyncio.create_task(_landed(incoming))
         try:
             await asyncio.wait([claiming, landing], return_when=asyncio.FIRST_COMPLETED)
@@ -249,22 +252,23 @@ class DecodeDesk:
         claiming.add_done_callback(lambda task: task.cancelled() or task.exception())
         self._loop.call_later(GRACE_S, claiming.cancel)
 
-    async def _claim(self, peer: Peer, rank: int, call: ClaimCall) -> bool:
+    async def _claim(self, peer: Peer, call: ClaimCall) -> bool:
         """Follow a claim to its end; whether all of it was sent and confirmed."""
         sent = False
-        async with aclosing(self._peers.claim(peer, rank, call)) as events:
+        async with aclosing(self._peers.claim(peer, call)) as events:
             async for event in events:
                 if event.get("event") == "stale":
                     raise _Stale
                 sent = sent or event.get("event") == "sent"
         return sent
 
-    async def _claim_nothing(self, order: LoadOrder, peer: Peer, rank: int, claims: int, deadline: float) -> None:
+    async def _claim_nothing(self, order: LoadOrder, rank: int, claims: int, deadline: float) -> None:
+        peer = await self._peers.get(order.host, order.port + rank)
         call = ClaimCall(
             protocol=PROTOCOL, boot_id=peer.info.boot_id, transfer_id=order.transfer_id, digest=order.digest,
             stop_token=order.stop, claims=claims, deadline_s=max(deadline - self._loop.time(), 0.001),
         )  # fmt: skip
-        await self._claim(peer, rank, call)
+        await self._claim(peer, call)
 
     async def _release(self, order: ReleaseOrder) -> None:
         """Tell every rank of a prefill server that nobody will come for a prompt."""
@@ -275,7 +279,7 @@ class DecodeDesk:
                     call = ClaimCall(
                         protocol=PROTOCOL, transfer_id=order.transfer_id, release=True, deadline_s=order.deadline_s
                     )
-                    await self._claim(peer, rank, call)
+                    await self._claim(await self._peers.get(order.host, order.port + rank), call)
         except (PrfaasError, TimeoutError) as error:
             log.info("transfer %s: the prefill server could not be told to let go: %s", order.transfer_id, error)
 

@@ -27,7 +27,7 @@ MAX_LINE_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Peer:
-    """A prefill server that this rank can take KVCache from.
+    """One rank of a prefill server, that this rank can take KVCache from.
 
     Attributes:
         local_host: this side's address on the way there.
@@ -94,16 +94,15 @@ class PeerBook:
             ) from error  # fmt: skip
         return Peer(host, port, info, agree(self._layout, EngineLayout.from_json(info.layout)), local)
 
-    async def claim(self, peer: Peer, rank: int, call: ClaimCall) -> AsyncGenerator[dict[str, Any], None]:
-        """Hand a claim to one of a server's ranks; its events, until it ends.
+    async def claim(self, peer: Peer, call: ClaimCall) -> AsyncGenerator[dict[str, Any], None]:
+        """Hand a claim over; its events, until it ends.
 
         Raises:
             LinkError: it cannot be reached, or fell silent.
             PrfaasError: it refuses, and why.
         """
-        port = peer.port + rank
         timeout = aiohttp.ClientTimeout(total=call.deadline_s, sock_connect=CONNECT_S, sock_read=SILENCE_S)
-        url = f"{_url(peer.host, port)}/v1/kv/claims"
+        url = f"{_url(peer.host, peer.port)}/v1/kv/claims"
         try:
             async with self._client().post(url, data=call.model_dump_json(), timeout=timeout) as response:
                 if response.status >= 400:
@@ -114,7 +113,7 @@ class PeerBook:
                         raise error_from_wire(event["error"])
                     yield event
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise _unreachable(peer.host, port, error) from error
+            raise _unreachable(peer.host, peer.port, error) from error
 
     def _client(self) -> aiohttp.ClientSession:
         if self._session is None:
