@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +30,7 @@ from tests.gateway.engine_fakes import (
 from tests.gateway.test_zmq_events import Publisher
 from tests.waiting import until
 
+PAGE = Path(__file__).parent.parent.parent / "docs" / "engines.md"
 BLOCK = 16
 PROMPT = "".join(chr(65 + i % 50) for i in range(THRESHOLD_TOKENS + 28))  # 8 blocks, a token each character
 
@@ -221,6 +224,14 @@ def test_a_configuration_that_does_not_fit_says_what_is_wrong(case: str) -> None
     flags = {"model": "m", "nodes": [{"url": "http://127.0.0.1:1", **section}]}
     with pytest.raises(ConfigError, match=problem):
         load_config(GatewayConfig, flags=flags)
+
+
+@pytest.mark.parametrize("example", re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL))
+def test_the_examples_of_the_page_are_configurations(example: str, tmp_path: Path) -> None:
+    """Whoever copies them starts from something that works."""
+    path = tmp_path / "gateway.toml"
+    path.write_text(example)
+    assert load_config(GatewayConfig, path).nodes[0].kind in ("vllm", "sglang")
 
 
 TOGETHER: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
