@@ -55,7 +55,8 @@ def gateway(
     tokenizer = load_tokenizer(directory or (fleet.model if fleet is not None else None))
 
     async def start() -> tuple[Stoppable, dict[str, Any]]:
-        server = Gateway(settings, tokenizer)
+        reread = None if config is None else lambda: read_gateway(config, flags)[0]
+        server = Gateway(settings, tokenizer, reread=reread)
         await server.start()
         return _Closing(server), {"model": settings.model, "address": server.address}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,6 +49,13 @@ def _load(command: str, config: Path | None, node: str | None, flags: dict[str, 
     return settings
 
 
+def _rereading(
+    command: str, config: Path | None, node: str | None, flags: dict[str, Any]
+) -> Callable[[], NodeConfig] | None:
+    """How the configuration is read anew, where it came from a file."""
+    return None if config is None else lambda: read_node(command, config, node, flags)[0]
+
+
 def prefill(
     config: Config = None,
     node: NodeName = None,
@@ -78,6 +86,7 @@ def prefill(
 
     async def start() -> tuple[Stoppable, dict[str, Any]]:
         server = PrefillNode(settings, engine)
+        server.ground.reread = _rereading("prefill", config, node, {"role": "prefill", **flags})
         await server.start()
         return server, {"node": settings.node_id, "address": server.control.address}
 
@@ -110,6 +119,7 @@ def decode(
 
     async def start() -> tuple[Stoppable, dict[str, Any]]:
         server = DecodeNode(settings, engine)
+        server.ground.reread = _rereading("decode", config, node, {"role": "decode", **flags})
         await server.start()
         kv_address = server.listener.address
         return server, {"node": settings.node_id, "address": server.control.address, "kv_address": kv_address}
@@ -154,6 +164,7 @@ def pd(
 
     async def start() -> tuple[Stoppable, dict[str, Any]]:
         server = PdNode(settings, engine)
+        server.ground.reread = _rereading("pd", config, node, flags)
         await server.start()
         kv_address = server.decode.listener.address
         return server, {"node": settings.node_id, "address": server.control.address, "kv_address": kv_address}

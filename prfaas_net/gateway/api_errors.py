@@ -20,6 +20,7 @@ RETRY_AFTER_S = 1
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "invalid_request_error",
     405: "invalid_request_error",
     408: "timeout_error",

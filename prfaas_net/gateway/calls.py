@@ -215,6 +215,23 @@ class NodeClient:
             raise BusyError("the node says that it is not ready", found=found, node=info.node_id)
         return info
 
+    async def reload(self, node_id: str, url: str, *, within_s: float) -> dict[str, Any]:
+        """Have a node read its configuration anew. Returns what it says has changed.
+
+        Raises:
+            LinkError: no answer in ``within_s`` seconds.
+            PrfaasError: it refused, for the reason it gave.
+        """
+        try:
+            async with asyncio.timeout(within_s):
+                status, body = await self._get(url, "/v1/reload", MAX_LINE_BYTES, "POST")
+        except OSError as error:
+            raise _unreachable(node_id, error) from error
+        answer = _object(body)
+        if status != 200 or answer is None:
+            raise self._refusal(status, body, node_id)
+        return answer
+
     async def open(self, node_id: str, url: str, path: str, call: BaseModel) -> NodeStream:
         """Start a call; the stream that comes back owns it.
 
@@ -274,10 +291,10 @@ class NodeClient:
             raise broke(error) from error
         raise self._refusal(response.status, reason, node_id)
 
-    async def _get(self, url: str, path: str, limit_bytes: int) -> tuple[int, bytes]:
+    async def _get(self, url: str, path: str, limit_bytes: int, method: str = "GET") -> tuple[int, bytes]:
         """Status and body of a short answer; the caller has a deadline."""
         answer = await self._pool.request(
-            "GET", url, path, headers=self._headers, body=None, connect_timeout_s=CONNECT_TIMEOUT_S
+            method, url, path, headers=self._headers, body=None, connect_timeout_s=CONNECT_TIMEOUT_S
         )
         try:
             return answer.status, await answer.read(limit_bytes)
@@ -287,11 +304,8 @@ class NodeClient:
     @staticmethod
     def _refusal(status: int, body: bytes, node: str) -> PrfaasError:
         """The error that a node answered with."""
-        try:
-            wire = orjson.loads(body)
-        except orjson.JSONDecodeError:
-            wire = None
-        if isinstance(wire, dict) and isinstance(wire.get("code"), int):
+        wire = _object(body)
+        if wire is not None and isinstance(wire.get("code"), int):
             error = error_from_wire(wire)
             error.ids.setdefault("node", node)
             return error
@@ -301,3 +315,12 @@ class NodeClient:
                 "the node did not accept our key", found=found, do="set the same node_key on both", node=node
             )
         return PeerError("the node refused the call", found=found, node=node)
+
+
+def _object(body: bytes) -> dict[str, Any] | None:
+    """A JSON object; None if it is none."""
+    try:
+        found = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    return found if isinstance(found, dict) else None

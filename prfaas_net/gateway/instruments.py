@@ -38,6 +38,7 @@ class GatewayMetrics:
         )
         for rung in RUNGS:
             self.fallbacks.labels(rung)
+        self.reloads = self.metrics.counter("reloads", "Times that the configuration was read anew.", ("outcome",))
         self.joins = self.metrics.counter("joins", "Calls of nodes that join by themselves.", ("outcome",))
         self.in_flight = self.metrics.gauge("requests_in_flight", "Requests being served.")
 

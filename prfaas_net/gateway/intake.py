@@ -59,11 +59,12 @@ class Intake:
     """Understands the bodies of both endpoints.
 
     Args:
+        config: may be replaced.
         tokenizer: for the one model that is served.
     """
 
     def __init__(self, config: GatewayConfig, tokenizer: TextTokenizer, services: Services) -> None:
-        self._config = config
+        self.config = config
         self._tokenizer = tokenizer
         self._services = services
 
@@ -78,13 +79,13 @@ class Intake:
         Raises:
             ApiError: with status 404.
         """
-        if name is not None and name != self._config.model:
+        if name is not None and name != self.config.model:
             raise ApiError(
                 "no such model",
                 status=404,
                 param="model",
                 api_code="model_not_found",
-                expected=self._config.model,
+                expected=self.config.model,
                 found=repr(name)[:80],
             )
 
@@ -98,7 +99,7 @@ class Intake:
             DeadlineError: there was no time left after that.
         """
         arrived_s = self._services.clock.now()
-        deadline_at = asyncio.get_running_loop().time() + self._config.request_deadline
+        deadline_at = asyncio.get_running_loop().time() + self.config.request_deadline
         try:
             async with asyncio.timeout_at(deadline_at):
                 options = parse_body(await self._read(request), body)
@@ -111,7 +112,7 @@ class Intake:
         record.stages_s["tokenized"] = self._services.clock.now() - arrived_s
         return Job(
             options=options,
-            shape=shape(self._config.model, self._tokenizer.token_text, token_ids=bool(options.return_token_ids)),
+            shape=shape(self.config.model, self._tokenizer.token_text, token_ids=bool(options.return_token_ids)),
             request=ServingRequest(
                 record.request_id, token_ids, sampling, arrived_s, deadline_at, options.cache_salt or ""
             ),
@@ -133,16 +134,16 @@ class Intake:
             options = parse_body(raw, CompletionBody)
         self.check_model(options.model)
         try:
-            async with asyncio.timeout(self._config.request_deadline):
+            async with asyncio.timeout(self.config.request_deadline):
                 return await self._token_ids(options)
         except TimeoutError as error:
             raise DeadlineError("the deadline passed before the prompt was tokenized") from error
 
     async def _read(self, request: web.Request) -> bytes:
-        if (request.content_length or 0) > self._config.max_body:
-            raise web.HTTPRequestEntityTooLarge(self._config.max_body, request.content_length or 0)
+        if (request.content_length or 0) > self.config.max_body:
+            raise web.HTTPRequestEntityTooLarge(self.config.max_body, request.content_length or 0)
         try:
-            async with asyncio.timeout(self._config.http.body_timeout):
+            async with asyncio.timeout(self.config.http.body_timeout):
                 return await request.read()
         except TimeoutError as error:
             raise ApiError("the body took too long to arrive", status=408, api_code="body_timeout") from error
@@ -182,7 +183,7 @@ class Intake:
     def _token_bound(self, options: Options, prompt_tokens: int) -> int:
         """How many tokens to generate."""
         chat = isinstance(options, ChatBody)
-        longest = self._config.max_prompt_tokens
+        longest = self.config.max_prompt_tokens
         if longest is not None and prompt_tokens > longest:
             raise ApiError(
                 "the prompt is longer than this gateway takes",
@@ -193,7 +194,7 @@ class Intake:
                 do="shorten the prompt",
             )
         asked = options.token_bound
-        default = self._config.chat_max_tokens if chat else COMPLETION_MAX_TOKENS
+        default = self.config.chat_max_tokens if chat else COMPLETION_MAX_TOKENS
         limit = self.max_model_tokens
         if limit is None:
             # Nobody can serve it now; the router will say so.

@@ -6,6 +6,8 @@ import asyncio
 import logging
 import platform
 import random
+from collections.abc import Callable
+from dataclasses import replace
 
 import aiohttp
 from aiohttp import web
@@ -31,13 +33,14 @@ from prfaas_net.gateway.middleware import Surroundings
 from prfaas_net.gateway.planning import Planning
 from prfaas_net.gateway.planning_events import PlanningLog
 from prfaas_net.gateway.record import RequestRecord
+from prfaas_net.gateway.reloading import Reloader
 from prfaas_net.gateway.run import Services
 from prfaas_net.gateway.serving import Serving
 from prfaas_net.gateway.state_watch import StateWatch
 from prfaas_net.gateway.traces import Traces
 from prfaas_net.nodes.engine_api import TextTokenizer
 from prfaas_net.nodes.http_site import listen
-from prfaas_net.scheduling import FleetEvent, NodeSeen, PolicySettings, Router, make_policy
+from prfaas_net.scheduling import FleetEvent, NodeSeen, Policy, PolicySettings, Router, ThresholdSet, make_policy
 from prfaas_net.tracing.tracer import Tracer, open_tracer
 
 __all__ = ["Gateway"]
@@ -59,20 +62,25 @@ class Gateway:
     Args:
         tokenizer: of the model that the nodes run.
         clock: for times in records and for the router.
+        reread: reads the configuration anew, where it came from a file (``POST /v1/reload``).
 
     Raises:
         ConfigError: the policy cannot be made from the configuration.
     """
 
-    def __init__(self, config: GatewayConfig, tokenizer: TextTokenizer, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        tokenizer: TextTokenizer,
+        *,
+        clock: Clock | None = None,
+        reread: Callable[[], GatewayConfig] | None = None,
+    ) -> None:
         self.config = config
+        self._reread = reread
         self.clock = clock or SystemClock()
         self.instruments = GatewayMetrics()
-        settings = PolicySettings(
-            config.threshold_tokens, random.Random(config.policy_seed), link_patience_s=config.link_patience
-        )
-        policy = make_policy(config.policy, settings)
-        self.router = Router(policy, {cluster.name: cluster.kind for cluster in config.clusters})
+        self.router = Router(_policy(config), {cluster.name: cluster.kind for cluster in config.clusters})
         self._tokenizer = tokenizer
         self._session: aiohttp.ClientSession | None = None
         self._client: NodeClient | None = None
@@ -85,6 +93,7 @@ class Gateway:
         self._view: FleetView | None = None
         self._serving: Serving | None = None
         self._tracer: Tracer | None = None
+        self._surroundings: Surroundings | None = None
         self._lifecycle: Lifecycle | None = None
         self._runner: web.AppRunner | None = None
 
@@ -231,6 +240,27 @@ class Gateway:
             fleet.on_removed.append(follower.unfollow)
         return JoinDesk(fleet, self.config.join, self.clock, lambda word: self.instruments.joins.labels(word).inc())
 
+    def _reconfigure(self, config: GatewayConfig) -> None:
+        """Put another configuration in force, for requests that come from now on.
+
+        Raises:
+            ConfigError: the policy cannot be made from it.
+        """
+        old, steady = self.config, ("policy", "policy_seed", "link_patience")
+        if any(getattr(old, name) != getattr(config, name) for name in steady):
+            self.router.policy = _policy(config)
+        elif config.threshold_tokens != old.threshold_tokens:
+            self._note(ThresholdSet(config.threshold_tokens))
+        self.config = config
+        if self._serving is not None:
+            self._serving.reconfigure(config)
+        if self._surroundings is not None:
+            self._surroundings.keys = KeyRing(config.holders)
+        if self._lifecycle is not None:
+            self._lifecycle.services = replace(self._lifecycle.services, ttft_limit_s=config.ttft_limit)
+        if self._joining is not None:
+            self._joining.settings = config.join
+
     def _note(self, event: FleetEvent) -> None:
         """Tell the router."""
         if isinstance(event, NodeSeen) and self._fleet is not None:
@@ -251,7 +281,7 @@ class Gateway:
         return 0 if node is None else node.pending_tokens
 
     def _application(self, fleet: Fleet, lifecycle: Lifecycle, view: FleetView) -> web.Application:
-        surroundings = Surroundings(self.instruments, KeyRing(self.config.holders))
+        surroundings = self._surroundings = Surroundings(self.instruments, KeyRing(self.config.holders))
         serving = self._serving = Serving(self.config, self._tokenizer, lifecycle, self.instruments)
         serving.on_end.append(self._served)
         middlewares = [surroundings.middleware]
@@ -267,6 +297,10 @@ class Gateway:
             app.add_routes(self._joining.routes())
         app.router.add_get("/v1/cache", lifecycle.services.desk.handle)
         app.router.add_get("/v1/fleet", view.handle)
+        reloader = Reloader(
+            self._reread, lambda: self.config, self._reconfigure, fleet, lifecycle.services.client, self.instruments
+        )
+        app.router.add_post("/v1/reload", reloader.handle)
         if self._planning is not None:
             app.router.add_get("/v1/plan", self._planning.handle)
         app.router.add_get("/", Dashboard().handle)
@@ -283,6 +317,18 @@ class Gateway:
         http = self.config.http
         tls = http.tls.context() if http.tls is not None else None
         await listen(self._runner, http.host, http.port, refusal=_refusal, limits=http.limits, tls=tls)
+
+
+def _policy(config: GatewayConfig) -> Policy:
+    """How requests are routed.
+
+    Raises:
+        ConfigError: it cannot be made from the configuration.
+    """
+    rng = random.Random(config.policy_seed)
+    return make_policy(
+        config.policy, PolicySettings(config.threshold_tokens, rng, link_patience_s=config.link_patience)
+    )
 
 
 def _refusal(status: int, line: str) -> web.Response:

@@ -77,6 +77,10 @@ class Serving:
         self._idle = asyncio.Event()
         self._idle.set()
 
+    def reconfigure(self, config: GatewayConfig) -> None:
+        """Another configuration, for requests that come from now on."""
+        self._config = self.intake.config = config
+
     async def serve(self, request: web.Request, body: type[Options], shape: type[Shape]) -> web.StreamResponse:
         """The whole way of one request.
 

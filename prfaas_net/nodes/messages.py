@@ -120,6 +120,7 @@ class PrefillCall(Message):
 
     Attributes:
         cache_salt: prompts with different salts share no cached state.
+        destination_cluster: of whoever issued the ticket; decides how a new link to it behaves.
         use_cache: whether to start from a cached prefix and to keep what is computed.
     """
 
@@ -128,6 +129,7 @@ class PrefillCall(Message):
     ticket: dict[str, Any]
     deadline_s: float = Field(gt=0, le=86400)
     cache_salt: str = Field("", max_length=MAX_SALT_CHARS)
+    destination_cluster: str = Field("", max_length=128)
     use_cache: bool = True
     sampling: SamplingModel = SamplingModel.model_construct()
 

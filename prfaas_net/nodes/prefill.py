@@ -107,8 +107,10 @@ class PrefillNode:
             identity=self.identity, security=security, options=options, on_verdict=self._link_verdict
         )
         self.links = LinkPool(
-            identity=self.identity, security=security, options=options, gate=self.gate, on_verdict=self._link_verdict
-        )
+            identity=self.identity, security=security, options=options, gate=self.gate, on_verdict=self._link_verdict,
+            options_towards=lambda cluster: self.config.kv.options(cluster),
+        )  # fmt: skip
+        ground.on_reload.append(self._reload)
         self.state = NodeState(lambda: describe_links(self.links.links))
         self.state_feed = Feed(self.state, {}, beat_s=STATE_BEAT_S, beat=self.state.describe)
         self.metrics.registry.register(LinkCollector(lambda: [link.stats() for link in self.links.links]))
@@ -161,6 +163,10 @@ class PrefillNode:
 
         return await self.control.run(request, job, deadline_s=call.deadline_s, request_id=call.request_id)
 
+    def _reload(self, config: NodeConfig) -> None:
+        self.config = config
+        self.links.set_budgets()
+
     async def _links(self, request: web.Request) -> web.Response:
         """Every link that is up, and what it is doing."""
         return web.Response(body=orjson.dumps(describe_links(self.links.links)), content_type="application/json")
@@ -205,7 +211,7 @@ class PrefillNode:
             keys = await asyncio.to_thread(self._keys, call)
             prompt = await PromptMemory.open(self.memory, keys, manifest.stop_token, regions, need_state=True)
             emit({"event": "started", "queued_s": queued_s, "cached_tokens": prompt.cached_tokens})
-            link = await self.links.get(ticket)
+            link = await self.links.get(ticket, call.destination_cluster)
             views = manifest.views(regions, prompt.view)
             outgoing = link.open(ticket, manifest.table, views, lifetime_s=call.deadline_s, codec=self._codec)
             started = time.monotonic()

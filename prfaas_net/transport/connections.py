@@ -50,6 +50,7 @@ class SendingConnections:
         self._work = work
         self._clock = clock
         self._options = replace(options, budget_bps=budget_bps)
+        self._paced = options.budget_bps is not None
         self._views = views
         self._on_change = on_change
         self.driver = SessionDriver(session, clock=clock, lock=lock, on_event=on_event, on_pump=self._wake_lanes)
@@ -82,13 +83,16 @@ class SendingConnections:
         """Data connections that are up and stay so."""
         return sum(not lane.closing for lane in self.lanes.values())
 
-    def pace_to(self, budget_bps: int) -> None:
-        """Another budget from now on."""
+    def pace_to(self, budget_bps: int | None) -> None:
+        """Another budget from now on; None: none."""
         self._options = replace(self._options, budget_bps=budget_bps)
         self._share_budget()
 
     def _share_budget(self) -> None:
         """The budget is the link's: whatever number of connections there is, they get it in equal parts."""
+        if not self._paced and self._options.budget_bps is None:
+            return
+        self._paced = True
         for lane in self.lanes.values():
             try:
                 pace(lane.stream.sock, self._options, len(self.lanes))

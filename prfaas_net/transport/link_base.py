@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from prfaas_net.clock import Clock
@@ -42,10 +43,15 @@ LOOKS_PER_SAMPLE = 5
 
 
 class LinkBase:
-    """Base of ``SenderLink``, which dials, and ``AcceptedLink``, which is dialled."""
+    """Base of ``SenderLink``, which dials, and ``AcceptedLink``, which is dialled.
+
+    Attributes:
+        towards: the cluster of its receiver, where its user has said so.
+    """
 
     def __init__(self, *, options: LinkOptions, timers: Timers, clock: Clock) -> None:
         self.options = options
+        self.towards = ""
         self._timers = timers
         self._clock = clock
         self._lock = threading.Lock()
@@ -107,6 +113,12 @@ class LinkBase:
     def tell_verdicts_to(self, listener: Callable[[LinkBase, Verdict], None] | None) -> None:
         """Have every change told, on the loop, within the look that found it; None tells nobody."""
         self.telemetry.on_verdict = None if listener is None else lambda verdict: listener(self, verdict)
+
+    def set_budget(self, budget_bps: int | None) -> None:
+        """Another egress budget from now on, for what is being sent as well; None: not paced. On the loop."""
+        if budget_bps != self.options.budget_bps:
+            self.options = replace(self.options, budget_bps=budget_bps)
+            self.telemetry.set_budget(budget_bps)
 
     @property
     def connections(self) -> int:

@@ -14,6 +14,8 @@ __all__ = ["LinkOptions", "pace", "tune"]
 # Not exported by Python 3.11's socket module; values of linux/include/uapi.
 TCP_NOTSENT_LOWAT = 25
 SO_MAX_PACING_RATE = 47
+# The kernel's own value where nobody has set one (include/net/sock.h).
+UNPACED = (1 << 64) - 1
 # Data connections may be idle for hours. Probing keeps them in the tables of NATs and firewalls, and finds out within
 # a minute which of them are dead.
 KEEPALIVE_IDLE_S = 30
@@ -93,7 +95,8 @@ def tune(sock: socket.socket, options: LinkOptions, *, data: bool) -> None:
     if not data:
         return
     sock.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, options.notsent_lowat_bytes)
-    pace(sock, options, options.connections)
+    if options.budget_bps is not None:
+        pace(sock, options, options.connections)
     if options.sndbuf_bytes:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, options.sndbuf_bytes)
 
@@ -101,5 +104,5 @@ def tune(sock: socket.socket, options: LinkOptions, *, data: bool) -> None:
 def pace(sock: socket.socket, options: LinkOptions, connections: int) -> None:
     """Give a data connection its share of the link's budget; again whenever their number changes."""
     share = options.pacing_bytes_per_s(connections)
-    if share is not None:
-        sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, share.to_bytes(8, "little"))
+    rate = UNPACED if share is None else share
+    sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, rate.to_bytes(8, "little"))

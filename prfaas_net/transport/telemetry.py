@@ -77,7 +77,7 @@ class LinkTelemetry:
         in_use: Callable[[], bool],
         clock: Clock,
         budget_bps: int | None,
-        on_budget: Callable[[int], None],
+        on_budget: Callable[[int | None], None],
         detector: str = "prfaas",
         log_directory: Path | None = None,
     ) -> None:
@@ -108,6 +108,12 @@ class LinkTelemetry:
     def probed(self) -> ProbeResult | None:
         """What the last probe has found, if there was one."""
         return None if self._follower is None else self._follower.probe.last
+
+    def set_budget(self, budget_bps: int | None) -> None:
+        """Another egress budget from now on, at its full; None: none."""
+        self._follower = None if budget_bps is None else BudgetFollower(budget_bps)
+        self._pace_bps = budget_bps
+        self._on_budget(budget_bps)
 
     def start(self) -> None:
         """Look from now on."""

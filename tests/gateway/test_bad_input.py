@@ -128,6 +128,7 @@ ROWS: dict[str, Row] = {
         http(body={"prompt": "x"}, key="a-key-that-is-bad"), 401, None, "missing or wrong", "authentication_error"
     ),
     "key of bytes": Row(http(body={}, key="\u00ff\u00fe"), 401, None, "missing or wrong", "authentication_error"),
+    "no admin": Row(http("/v1/reload"), 403, None, "may not", "permission_error"),
     # -- how it is sent ----------------------------------------------------------------------------------------------
     "oversized body": bad(COMPLETIONS, {"prompt": "x" * (40 << 10)}, 413, None, "too large"),
     "oversized body announced": Row(http(length=1 << 40), 413, None, "too large"),
