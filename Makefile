@@ -32,7 +32,7 @@ test: $(READY)  ## all tests (under 10 minutes)
 
 test-netem: $(READY)  ## tests on a real impaired link: the laboratory, congestion (root; about 4 minutes)
 	@sh tools/netlab/setup.sh
-	@$(BIN)/python -m pytest -m netem tests/netem $(ARGS)
+	@PATH="$$PATH:/usr/sbin:/sbin" $(BIN)/python -m pytest -m netem tests/netem $(ARGS)
 
 test-vllm: $(READY) $(VLLM)/.ready  ## tests with real vLLM servers on the CPU (10 minutes, 4 GB of disk the first time)
 	@$(BIN)/python -m pytest -m vllm tests/vllm $(ARGS)

@@ -13,7 +13,7 @@ from tools.netlab.closed_loop_report import report
 
 # Long prompts alone, so that every one says something of the link; one is under way when the competitor comes.
 SHORT = Experiment(
-    requests_per_s=0.9, long_share=1.0, slow_chunk_tokens=3, warm_s=8.0, event_s=8.0, after_s=7.5, seed=2
+    requests_per_s=0.9, long_share=1.0, home_tokens_per_s=120.0, warm_s=8.0, event_s=8.0, after_s=7.5, seed=2
 )
 TROUBLE = (LinkState.BUILDING, LinkState.CONGESTED)
 
@@ -32,7 +32,7 @@ def test_requests_move_home_while_others_have_the_link_and_back_when_they_are_go
     after = [one for one in played.served if one.at_s >= left_s]
     assert not report([played])["arms"]["detector"]["failed"]
     # The competitor was really there, and seen.
-    assert played.competitor_bps > 0.5 * SHORT.competitor_bps
+    assert played.competitor_bps > 0.25 * SHORT.competitor_bps
     assert any(v.state in TROUBLE and came_s <= v.at_s - played.start_s < left_s for v in played.verdicts)
     assert any(one.offloaded for one in before)
     home = [one.at_s for one in during if not one.offloaded]

@@ -40,6 +40,8 @@ if CHOSEN == "uml":
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 text=True,
+                # Its memory is a file there; /dev/shm may be small, or not for execution.
+                env={**os.environ, "TMPDIR": directory},
                 start_new_session=True,
             )
             try:

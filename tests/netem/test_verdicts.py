@@ -1,18 +1,18 @@
 """Verdicts on real netem: each scenario makes one thing happen to a link, and shows that it happened.
 
-A machine under test does other things too, and a wire that stands still for 50 ms *is* a queue. So a scenario that did
-not show what it promises is played again, twice at most.
+A machine under test does other things too, and a wire that stands still for 50 ms *is* a queue: see ``conftest.py``.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 import pytest
 
-from prfaas_net.congestion.verdict import Cause, LinkState
+from prfaas_net.congestion.verdict import Cause, LinkState, Verdict
 from tests.netem.watching import Watched, states
 from tools.netlab import Link
 
@@ -22,24 +22,16 @@ HOST, APP, DOWN = LinkState.HOST_LIMITED, LinkState.APP_LIMITED, LinkState.DOWN
 
 RATE_BPS, DELAY_MS, QUEUE_BYTES = 100e6, 20, 500_000  # a round trip of 40 ms, a queue of one BDP
 PACE_BPS = 60e6
-PLAYS = 3
 Scenario = Callable[[Link], None]
 
 
 def scenario(play: Scenario) -> Callable[[Link], None]:
-    """Play on a fresh path, again if something else got in the way."""
+    """Play on a fresh path."""
 
     @functools.wraps(play)
     def test(netlab_link: Link) -> None:
-        for number in range(1, PLAYS + 1):
-            netlab_link.reset()
-            usual(netlab_link)
-            try:
-                play(netlab_link)
-                return
-            except AssertionError:
-                if number == PLAYS:
-                    raise
+        usual(netlab_link)
+        play(netlab_link)
 
     del test.__dict__["__wrapped__"]  # pytest would ask for the scenario's own arguments
     return test
@@ -56,6 +48,11 @@ def negotiate_marks(link: Link, on: bool) -> None:
         link.run_in(side, ["sh", "-c", f"echo {1 if on else 2} > /proc/sys/net/ipv4/tcp_ecn"])
 
 
+def share(verdicts: list[Verdict], *of: LinkState) -> float:
+    """Of the looks."""
+    return sum(verdict.state in of for verdict in verdicts) / len(verdicts)
+
+
 def sent_again(totals: dict[str, float]) -> float:
     return totals["retrans_bytes"] / totals["sent_bytes"]
 
@@ -66,10 +63,12 @@ def test_a_clean_link_is_clear(link: Link) -> None:
     with Watched(link, pace_bps=PACE_BPS) as sender:
         verdicts = sender.watch(3.0)
         totals = sender.totals(verdicts)
-    assert states(verdicts) in ([IDLE, CLEAR], [CLEAR])
-    assert totals["retrans_bytes"] == 0
-    assert 0.040 <= totals["rtt_s"] < 0.060
-    assert verdicts[-1].available_bps == pytest.approx(PACE_BPS, rel=0.1)
+    assert set(states(verdicts)) <= {IDLE, CLEAR, HOST}
+    assert share(verdicts, CLEAR) > 0.8
+    assert sent_again(totals) < 0.001
+    assert totals["rtt_s"] >= 0.040
+    assert median(v.queueing_delay_s for v in verdicts) < 0.005
+    assert median(v.available_bps or 0.0 for v in verdicts[-50:]) == pytest.approx(PACE_BPS, rel=0.1)
 
 
 @scenario
@@ -79,11 +78,9 @@ def test_a_longer_route_is_not_congestion(link: Link) -> None:
         sender.watch(1.5)
         sender.mark("longer route")
         link.set("ab", delay_ms=50)
-        verdicts = sender.watch(4.0)
+        verdicts = sender.watch_until(lambda v: v.state is CLEAR and v.base_rtt_s >= 0.069)
         totals = sender.totals(verdicts)
     assert CONGESTED not in states(verdicts)
-    assert verdicts[-1].state is CLEAR
-    assert verdicts[-1].base_rtt_s >= 0.069
     assert totals["rtt_s"] >= 0.069
 
 
@@ -98,12 +95,11 @@ def test_loss_without_a_queue_is_found_and_forgotten(link: Link) -> None:
         totals = sender.totals(lossy)
         usual(link)
         sender.mark("over")
-        after = sender.watch(4.0)
-    assert states(lossy)[-1] is CONGESTED
-    assert "loss" in {item.signal for item in lossy[-1].evidence}
-    assert lossy[-1].queueing_delay_s < 0.010
+        sender.watch_until(lambda v: v.state is CLEAR)
+    found = next(verdict for verdict in lossy if verdict.state is CONGESTED)
+    assert "loss" in {item.signal for item in found.evidence}
+    assert median(v.queueing_delay_s for v in lossy) < 0.010
     assert 0.5 * 0.05 < sent_again(totals) < 3 * 0.05
-    assert after[-1].state is CLEAR
 
 
 @scenario
@@ -117,16 +113,14 @@ def test_a_rate_cut_to_a_quarter_is_found_with_its_queue(link: Link) -> None:
         totals = sender.totals(cut)
         usual(link)
         sender.mark("over")
-        after = sender.watch(3.0)
+        sender.watch_until(lambda v: v.state is CLEAR and (v.available_bps or 0.0) > 0.85 * PACE_BPS)
     found = next(verdict for verdict in cut if verdict.state is CONGESTED)
     assert found.at_s - cut[0].at_s < 1.0
     assert found.cause is Cause.OTHERS
     assert "queue" in {item.signal for item in found.evidence}
-    assert cut[-1].available_bps == pytest.approx(RATE_BPS / 4, rel=0.3)
+    assert median(v.available_bps or 0.0 for v in cut[-25:]) == pytest.approx(RATE_BPS / 4, rel=0.3)
     assert totals["rtt_s"] > 0.080
     assert totals["retrans_bytes"] > 0
-    assert after[-1].state is CLEAR
-    assert after[-1].available_bps == pytest.approx(PACE_BPS, rel=0.15)
 
 
 @scenario
@@ -137,10 +131,9 @@ def test_bursts_of_others_are_found_without_flapping(link: Link) -> None:
         with link.cross("ab", cc="cubic", rate_bps=90e6, on_s=0.5, off_s=0.5):
             during = sender.watch(4.0)
         totals = sender.totals(during)
-        after = sender.watch(2.0)
+        sender.watch_until(lambda v: v.state is CLEAR)
     assert 1 <= states(during).count(CONGESTED) <= 6
     assert totals["rtt_s"] > 0.050
-    assert after[-1].state is CLEAR
 
 
 @scenario
@@ -150,7 +143,7 @@ def test_a_slow_receiver_is_not_congestion(link: Link) -> None:
         verdicts = sender.watch(3.0)
         totals = sender.totals(verdicts)
     assert CONGESTED not in states(verdicts)
-    assert verdicts[-1].state is HOST
+    assert share(verdicts[-50:], HOST) > 0.8
     assert 8 * totals["delivered_bytes"] / 3.0 < PACE_BPS / 2
 
 
@@ -161,8 +154,8 @@ def test_small_send_buffers_are_not_congestion(link: Link) -> None:
         verdicts = sender.watch(3.0)
         totals = sender.totals(verdicts)
     assert CONGESTED not in states(verdicts)
-    assert verdicts[-1].state is HOST
-    assert totals["retrans_bytes"] == 0
+    assert share(verdicts[-50:], HOST) > 0.8
+    assert sent_again(totals) < 0.001
 
 
 @scenario
@@ -172,8 +165,9 @@ def test_little_to_send_is_not_congestion(link: Link) -> None:
         verdicts = sender.watch(3.0)
         totals = sender.totals(verdicts)
     assert not {CONGESTED, BUILDING} & set(states(verdicts))
-    assert verdicts[-1].state is APP
-    assert 8 * totals["delivered_bytes"] / 3.0 == pytest.approx(16e6, rel=0.25)
+    assert share(verdicts[-50:], APP) > 0.8
+    took_s = verdicts[-1].at_s - verdicts[0].at_s
+    assert 8 * totals["delivered_bytes"] / took_s == pytest.approx(16e6, rel=0.25)
 
 
 @scenario
@@ -183,15 +177,14 @@ def test_a_black_hole_is_down_and_what_it_cost_is_not_held_against_the_path(link
         sender.watch(1.5)
         sender.mark("black hole")
         link.set(loss=1.0)
-        dead = sender.watch(1.5)
+        dead = sender.watch_until(lambda v: v.state is DOWN) + sender.watch(0.3)
         usual(link)
         sender.mark("over")
-        back = sender.watch(4.0)
+        back = sender.watch_until(lambda v: v.state is CLEAR)
         totals = sender.totals(dead + back)
     down = next(verdict for verdict in dead if verdict.state is DOWN)
-    assert down.at_s - dead[0].at_s < 1.2
+    assert down.at_s - dead[0].at_s < 1.5
     assert dead[-1].state is DOWN
-    assert back[-1].state is CLEAR
     assert totals["retrans_bytes"] > 0
 
 
@@ -205,13 +198,12 @@ def test_marks_are_found_before_anything_is_lost(link: Link) -> None:
         with link.cross("ab", cc="cubic"):
             during = sender.watch(3.0)
         totals = sender.totals(during)
-        after = sender.watch(2.5)
+        sender.watch_until(lambda v: v.state is CLEAR)
     negotiate_marks(link, False)
     marked = [v for v in during if v.state in (BUILDING, CONGESTED)]
     assert any("ecn" in {item.signal for item in verdict.evidence} for verdict in marked)
     assert totals["marked"] > 0
     assert sent_again(totals) < 0.005
-    assert after[-1].state is CLEAR
 
 
 @scenario
@@ -224,7 +216,8 @@ def test_lost_acknowledgements_are_not_congestion(link: Link) -> None:
         verdicts = sender.watch(3.0)
         totals = sender.totals(verdicts)
         lost = link.counters()["ba"].lost - before
-    assert states(verdicts) == [CLEAR]
+    assert CONGESTED not in states(verdicts)
+    assert share(verdicts, CLEAR) > 0.9
     assert lost > 0
     assert sent_again(totals) < 0.001
 
@@ -237,13 +230,13 @@ def test_a_link_full_of_our_own_is_told_from_one_that_others_have_taken(link: Li
         totals = sender.totals(alone)
         with link.cross("ab", cc="cubic", flows=8):
             crowded = sender.watch(3.0)
-        after = sender.watch(3.0)
-    assert set(states(alone)) <= {IDLE, CLEAR}
-    assert alone[-1].cause is Cause.OURS
+        sender.watch_until(lambda v: v.state is CLEAR)
+    settled = [verdict for verdict in alone if verdict.at_s > alone[-1].at_s - 2.0]
+    assert share(settled, CONGESTED) < 0.1
+    assert sum(verdict.cause is Cause.OURS for verdict in settled) > 0.5 * len(settled)
     assert totals["rtt_s"] > 0.060
     assert totals["retrans_bytes"] > 0
-    assert alone[-1].available_bps == pytest.approx(RATE_BPS, rel=0.15)
-    assert crowded[-1].state is CONGESTED
-    assert crowded[-1].cause is Cause.OTHERS
-    assert (crowded[-1].available_bps or 0) < 0.75 * RATE_BPS
-    assert after[-1].state is CLEAR
+    assert median(v.available_bps or 0.0 for v in settled) == pytest.approx(RATE_BPS, rel=0.15)
+    assert share(crowded[-50:], CONGESTED) > 0.5
+    assert all(verdict.cause is Cause.OTHERS for verdict in crowded if verdict.state is CONGESTED)
+    assert median(v.available_bps or 0.0 for v in crowded[-50:]) < 0.75 * RATE_BPS

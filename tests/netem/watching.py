@@ -6,6 +6,7 @@ import gzip
 import os
 import random
 import time
+from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,14 @@ class Watched:
             self.samples.append(sample)
             self.verdicts.append(self._detector.observe(sample))
             time.sleep(self._random.uniform(*LOOK_S))
+        return self.verdicts[before:]
+
+    def watch_until(self, wanted: Callable[[Verdict], bool], *, within_s: float = 15.0) -> list[Verdict]:
+        """Look until a verdict is as wanted; the verdicts of that time."""
+        ends_s, before = time.monotonic() + within_s, len(self.verdicts)
+        while not self.verdicts[before:] or not wanted(self.verdicts[-1]):
+            assert time.monotonic() < ends_s, f"not within {within_s:g} s: {states(self.verdicts[before:])}"
+            self.watch(0.05)
         return self.verdicts[before:]
 
     def totals(self, verdicts: list[Verdict]) -> dict[str, float]:

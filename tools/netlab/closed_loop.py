@@ -4,8 +4,10 @@ The same arrivals are served several times. ``detector``: the router is told wha
 fixed shares, every long prompt to the PrfaaS cluster, whatever its link does. ``deaf``: the router of ``detector`` that
 is told nothing; it learns only from how late landings were.
 
-The model is random and dense, with a KVCache large enough that the link counts. Its PD prefill node runs prompts a few
-tokens at a time, which makes it several times slower than the PrfaaS node, as the hardware of a PD cluster is.
+The model is random and dense, with little to compute and a large KVCache, so that it is the link that counts. The PD
+prefill node is paced, so that it is many times slower than the PrfaaS node, as the hardware of a PD cluster is, and as
+slow on every machine. A decode node has room for some prompts, as one that is used well has: what is on its way to it
+has its place reserved, and when there is none left, requests wait for it before they are prefilled anywhere.
 """
 
 from __future__ import annotations
@@ -34,16 +36,16 @@ from tools.netlab.traffic import Traffic
 __all__ = ["ARMS", "Arm", "Experiment", "Played", "Served", "play_arm", "write_closed_loop_model"]
 
 _DEMO = Path(__file__).parents[2] / "prfaas_net" / "data" / "demo_model"
-# 24 KiB of KVCache a token: eight layers, six heads of 64, keys and values, float32.
+# 96 KiB of KVCache a token: eight layers, 24 heads of 64, keys and values, float32.
 _MODEL = {
-    "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 8, "num_attention_heads": 6,
-    "num_key_value_heads": 6,
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 8, "num_attention_heads": 24,
+    "num_key_value_heads": 24,
 }  # fmt: skip
 VOCAB_SIZE = 4096
 # Longer prompts than this are the ones worth offloading; ``frozen`` offloads exactly them.
-THRESHOLD_TOKENS = 256
-# The fast node runs prompts in one go.
-_FAST_CHUNK = "512"
+THRESHOLD_TOKENS = 64
+# KVCache leaves in pieces of so many tokens, long before a prompt is run on the slow node.
+_CHUNK = "32"
 _HEALTHY_LIMIT_S, _ANSWER_LIMIT_S = 60.0, 120.0
 
 
@@ -72,7 +74,7 @@ class Experiment:
         requests_per_s: Poisson, of all prompts; ``long_share`` of them have ``long_tokens`` (from, to), the others
             ``short_tokens``.
         arena: memory of each node for KVCache. What is on its way has its place reserved, so a backlog fills it.
-        slow_chunk_tokens: that the PD node runs at a time; the fewer, the slower.
+        home_tokens_per_s: that the PD cluster's prefill node runs.
         warm_s: before the competitor comes; ``event_s``: while it is there; ``after_s``: from then on.
         competitor_bps: what it is paced to, all its flows together.
         deadline_s: what the link's backlog may be worth at most; ``patience`` is what the router is given for it: how
@@ -82,13 +84,13 @@ class Experiment:
     rate_bps: float = 200e6
     delay_ms: float = 20.0
     budget: str = "180Mbps"
-    requests_per_s: float = 1.1
+    requests_per_s: float = 1.4
     long_share: float = 0.7
-    long_tokens: tuple[int, int] = (384, 640)
-    short_tokens: tuple[int, int] = (64, 128)
-    output_tokens: int = 4
-    arena: str = "768MiB"
-    slow_chunk_tokens: int = 6
+    long_tokens: tuple[int, int] = (96, 160)
+    short_tokens: tuple[int, int] = (16, 32)
+    output_tokens: int = 8
+    arena: str = "64MiB"
+    home_tokens_per_s: float = 200.0
     warm_s: float = 25.0
     event_s: float = 30.0
     after_s: float = 25.0
@@ -120,21 +122,25 @@ class Served:
     """One request. Times in seconds: of its arrival since the start, the others since its arrival.
 
     Attributes:
+        reserved_s: when the decode node had room for it; before that it is prefilled nowhere.
         ttft_s: the first token at the client. It overtakes the KVCache.
         second_s: the second token there, which is the first that is decoded from the KVCache.
         landed_s: when the gateway heard that the KVCache had landed.
         exposed_s: from the prompt's end until its KVCache was there: what the link's backlog was really worth then.
+        finished_s: the last token; what the decode node held for it is free again.
         error: why there is no answer; times are then 0.
     """
 
     at_s: float
     prompt_tokens: int
-    prefilled_in: str
-    ttft_s: float
-    second_s: float
-    landed_s: float
-    exposed_s: float
-    kv_bytes: int
+    prefilled_in: str = ""
+    reserved_s: float = 0.0
+    ttft_s: float = 0.0
+    second_s: float = 0.0
+    landed_s: float = 0.0
+    exposed_s: float = 0.0
+    finished_s: float = 0.0
+    kv_bytes: int = 0
     error: str | None = None
 
     @property
@@ -184,9 +190,10 @@ def write_closed_loop_model(directory: Path) -> Path:
 
 def _plan(link: Link, model: Path, arm: Arm, experiment: Experiment, log: Path) -> FleetPlan:
     common = {"PRFAAS_PREFILL__CACHE__ENABLED": "false", "PRFAAS_DECODE__CACHE__ENABLED": "false"}
-    fast = {"PRFAAS_PREFILL__PREFILL_CHUNK_TOKENS": _FAST_CHUNK, "PRFAAS_PREFILL__KV__TELEMETRY_LOG": str(log)}
+    common["PRFAAS_PREFILL__PREFILL_CHUNK_TOKENS"] = _CHUNK
+    fast = {"PRFAAS_PREFILL__KV__TELEMETRY_LOG": str(log)}
     slow = {
-        "PRFAAS_PREFILL__PREFILL_CHUNK_TOKENS": str(experiment.slow_chunk_tokens),
+        "PRFAAS_PREFILL__PREFILL_PACE": str(experiment.home_tokens_per_s),
         "PRFAAS_GATEWAY__FLEET__FOLLOW_STATE": str(arm.follow_state).lower(),
         "PRFAAS_GATEWAY__LINK_PATIENCE": experiment.patience,
     }
@@ -241,7 +248,7 @@ async def _play(played: Played, plan: FleetPlan, link: Link) -> None:
 async def _teach(client: GatewayClient, model: str) -> None:
     """A few prompts one after the other, so that each node has shown its pace, and the link stands."""
     draw = random.Random(0)
-    for n_tokens in (512, 512, 96, 512, 96, 512):
+    for n_tokens in (128, 128, 24, 128, 24, 128):
         prompt = [draw.randrange(16, VOCAB_SIZE) for _ in range(n_tokens)]
         await client.complete(_body(model, prompt, 2))
 
@@ -256,16 +263,19 @@ async def _serve(client: GatewayClient, model: str, played: Played, at_s: float,
     try:
         answer = await client.complete(_body(model, prompt, played.experiment.output_tokens))
     except (PrfaasError, TimeoutError) as error:
-        return Served(at_s, len(prompt), "", 0.0, 0.0, 0.0, 0.0, 0, error=str(error))
+        return Served(at_s, len(prompt), error=str(error))
     record: Mapping[str, Any] = answer.record
+    stages_s: Mapping[str, float] = record["stages_s"]
     return Served(
         at_s=at_s,
         prompt_tokens=len(prompt),
         prefilled_in=str(record["prefilled_in"]),
+        reserved_s=stages_s["reserved"],
         ttft_s=answer.ttft_s,
         second_s=answer.token_s[1],
-        landed_s=float(record["stages_s"]["landed"]),
+        landed_s=stages_s["landed"],
         exposed_s=float(record["exposed_s"] or 0.0),
+        finished_s=stages_s["finished"],
         kv_bytes=sum((record["kv_bytes"] or {}).values()),
     )
 

@@ -18,8 +18,9 @@ from typing import Any
 
 import orjson
 
+from prfaas_net.bench import congestion_flows
 from prfaas_net.errors import ConfigError
-from prfaas_net.transport.options import LinkOptions, pace, tune
+from prfaas_net.transport.options import LinkOptions
 from prfaas_net.transport.stats import read_tcp_info
 from prfaas_net.units import KiB
 
@@ -28,7 +29,7 @@ __all__ = ["Flow", "Load", "Sink"]
 _BLOCK = bytes(256 * KiB)
 # Pieces of a flow that its application limits, and of a reader that is slow.
 _PIECE_BYTES = 16 * KiB
-_CONNECT_LIMIT_S, _JOIN_LIMIT_S = 10.0, 5.0
+_JOIN_LIMIT_S = 5.0
 # A ramp begins with so much of the rate, and is paced anew so often.
 _RAMP_FROM, _RAMP_EVERY_S = 0.02, 0.02
 
@@ -61,34 +62,30 @@ class Load:
             raise ConfigError("a ramp needs the rate it leads to", expected="rate_bps beside ramp_s")
 
 
-class Flow:
-    """One connection, and the thread that sends on it."""
+class Flow(congestion_flows.Flow):
+    """One connection, and the thread that sends on it, as its load says."""
 
     def __init__(self, endpoint: tuple[str, int], load: Load, seed: int) -> None:
         self._load = load
         self._random = random.Random(seed)
         self._stop = threading.Event()
-        self.sock = socket.create_connection(endpoint, timeout=_CONNECT_LIMIT_S)
-        self.sock.settimeout(None)
-        tune(self.sock, LinkOptions(congestion_control=load.cc, sndbuf_bytes=load.sndbuf_bytes), data=True)
-        if load.rate_bps is not None:
-            self._pace(load.rate_bps * (_RAMP_FROM if load.ramp_s else 1.0))
-        threads = [threading.Thread(target=self._send, daemon=True)]
+        begins_bps = None if load.rate_bps is None else int(load.rate_bps * (_RAMP_FROM if load.ramp_s else 1.0))
+        super().__init__(
+            endpoint,
+            LinkOptions(
+                connections=1, congestion_control=load.cc, sndbuf_bytes=load.sndbuf_bytes, budget_bps=begins_bps
+            ),
+        )
+        self._ramping = threading.Thread(target=self._ramp, daemon=True)
         if load.ramp_s:
-            threads.append(threading.Thread(target=self._ramp, daemon=True))
-        self._threads = threads
-        for thread in threads:
-            thread.start()
-
-    def _pace(self, rate_bps: float) -> None:
-        pace(self.sock, LinkOptions(budget_bps=int(rate_bps)), 1)
+            self._ramping.start()
 
     def _ramp(self) -> None:
         rate_bps, began_s = self._load.rate_bps or 0.0, time.monotonic()
         share = 0.0
         while share < 1.0 and not self._stop.wait(_RAMP_EVERY_S):
             share = min(1.0, (time.monotonic() - began_s) / self._load.ramp_s)
-            self._pace(rate_bps * max(_RAMP_FROM, share))
+            self.pace(rate_bps * max(_RAMP_FROM, share))
 
     def _send(self) -> None:
         try:
@@ -120,14 +117,9 @@ class Flow:
     def stop(self) -> None:
         """End it, and throw away what is not sent yet."""
         self._stop.set()
-        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-        try:
-            self.sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # the peer was faster
-        for thread in self._threads:
-            thread.join(_JOIN_LIMIT_S)
-        self.sock.close()
+        if self._ramping.is_alive():
+            self._ramping.join(_JOIN_LIMIT_S)
+        super().stop()
 
 
 class Sink:
