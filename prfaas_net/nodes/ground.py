@@ -44,6 +44,8 @@ class NodeGround:
 
     def __init__(self, config: NodeConfig, engine: Engine) -> None:
         self.config = config
+        # Before anything is opened that would have to be closed.
+        self._tls = None if config.tls is None else config.tls.context()
         self.identity = Identity(config.node_id)
         self.metrics = Metrics()
         profile = read_profile(config.profile, engine.layout.fingerprint) if config.profile else None
@@ -66,8 +68,7 @@ class NodeGround:
         self.control.tracer = open_tracer(
             config.tracing, "prfaas-pd" if config.convertible else f"prfaas-{config.role}", config.node_id
         )
-        tls = None if self.config.tls is None else self.config.tls.context()
-        await self.control.start(*self.config.listen, tls=tls)
+        await self.control.start(*self.config.listen, tls=self._tls)
         if self.config.join.gateways:
             url = self.config.url_at(self.control.address)
             self.joiner = Joiner(self.config.join, lambda: self.describe(), url)
