@@ -64,7 +64,7 @@ class KvSection(LinkSection):
     """``[kv]``: the KV stream.
 
     Attributes:
-        listen: where a decode node takes KVCache; port 0 picks one.
+        listen: where a decode node takes KVCache, and a prefill node cached prefixes; port 0 picks one.
         advertise: what tickets name instead, by the cluster of the sender (``"*"``: any); for NAT, proxies and
             links that must be crossed at a certain place.
         gate: where a prefill node lets decode nodes dial in that it cannot dial itself.
@@ -92,6 +92,16 @@ class KvSection(LinkSection):
     def security(self) -> Security:
         key = None if self.shared_key is None else self.shared_key.get_secret_value().encode()
         return Security(key, None if self.tls is None else TlsFiles(**dict(self.tls)))
+
+    def endpoints(self, source_cluster: str, own: tuple[str, int]) -> list[tuple[str, int]]:
+        """What tickets for senders of a cluster name; none where the link is dialled from here.
+
+        Args:
+            own: where this node listens.
+        """
+        if source_cluster in self.dial:
+            return []
+        return [self.advertise.get(source_cluster) or self.advertise.get("*") or own]
 
     def towards(self, cluster: str) -> KvSection:
         """As it is for links to one cluster."""

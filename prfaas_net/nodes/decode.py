@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -121,12 +121,6 @@ class DecodeNode:
                 request=call.request_id,
             )
 
-    def _endpoints(self, source_cluster: str) -> Sequence[tuple[str, int]]:
-        if source_cluster in self.config.kv.dial:
-            return []  # the link is dialled from here
-        advertise = self.config.kv.advertise
-        return [advertise.get(source_cluster) or advertise.get("*") or self.listener.address]
-
     async def _run(self, call: DecodeCall, emit: Emit) -> None:
         self._check(call)
         regions = RegionMap(self.engine.layout, call.prompt_tokens + call.sampling.max_tokens)
@@ -145,7 +139,7 @@ class DecodeNode:
                 manifest.table,
                 manifest.views(regions, prompt.view),
                 lifetime_s=call.deadline_s,
-                endpoints=self._endpoints(call.source_cluster),
+                endpoints=self.config.kv.endpoints(call.source_cluster, self.listener.address),
                 manifest=manifest.to_json(),
             )
             emit({"event": "reserved", "ticket": incoming.ticket.to_json(), "held_tokens": prompt.cached_tokens})

@@ -41,8 +41,8 @@ class PdNode:
         self._role = self.metrics.gauge("node_role", "1 for the role that the node plays", ("role",))
         self._draining = self.metrics.gauge("node_draining", "1 while it ends what it has, to change its role")
         self.roles = RoleKeeper(config.role, self._role_changed, self._change_ended)
-        self.prefill = PrefillNode(config, engine, self.ground)
         self.decode = DecodeNode(config, engine, self.ground)
+        self.prefill = PrefillNode(config, engine, self.ground, self.decode.listener)
         self.prefill.admission = lambda: self._admitted("prefill")
         self.decode.admission = lambda: self._admitted("decode")
         self.prefill.state.also = self._state

@@ -21,6 +21,7 @@ from prfaas_net.congestion.verdict import Verdict
 from prfaas_net.errors import CancelledByPeer, InternalError, InvalidRequest
 from prfaas_net.kv import KvKind, Manifest, RegionMap
 from prfaas_net.kv.codecs import Codec, codec_for_dtype
+from prfaas_net.nodes.cache_copy import CacheCopies
 from prfaas_net.nodes.config import NodeConfig
 from prfaas_net.nodes.engine_api import Engine, PrefillResult
 from prfaas_net.nodes.feed import Feed
@@ -31,7 +32,7 @@ from prfaas_net.nodes.node_state import STATE_BEAT_S, NodeState
 from prfaas_net.nodes.reuse import Keeper, PromptMemory
 from prfaas_net.nodes.server import Emit, parse_call
 from prfaas_net.tracing.stages import stage
-from prfaas_net.transport import LinkBase, LinkPool, Outgoing, SenderGate
+from prfaas_net.transport import KvListener, LinkBase, LinkPool, Outgoing, SenderGate
 from prfaas_net.wire import SenderStats, Ticket
 
 __all__ = ["PrefillNode"]
@@ -84,12 +85,19 @@ class PrefillNode:
 
     Args:
         ground: where the node has two roles, what it has in common for both, which its owner starts and closes.
+        listener: the same of where it takes in cached prefixes.
 
     Attributes:
         admission: entered for every call, for as long as it runs; may refuse it.
     """
 
-    def __init__(self, config: NodeConfig, engine: Engine, ground: NodeGround | None = None) -> None:
+    def __init__(
+        self,
+        config: NodeConfig,
+        engine: Engine,
+        ground: NodeGround | None = None,
+        listener: KvListener | None = None,
+    ) -> None:
         self.config = config
         self.engine = engine
         self.admission: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -110,6 +118,9 @@ class PrefillNode:
             identity=self.identity, security=security, options=options, gate=self.gate, on_verdict=self._link_verdict,
             options_towards=lambda cluster: self.config.kv.options(cluster),
         )  # fmt: skip
+        self._own_listener = listener is None
+        self.listener = listener or KvListener(identity=self.identity, security=security, options=options)
+        self.copies = CacheCopies(config, engine, ground, self.links, self.listener)
         ground.on_reload.append(self._reload)
         self.state = NodeState(lambda: describe_links(self.links.links))
         self.state_feed = Feed(self.state, {}, beat_s=STATE_BEAT_S, beat=self.state.describe)
@@ -133,7 +144,9 @@ class PrefillNode:
         return self.ground.describe()
 
     async def start(self) -> None:
-        """Open the control port, and the gate if there is to be one."""
+        """Open the control port, the port for cached prefixes, and the gate if there is to be one."""
+        if self._own_listener and self.config.cache.enabled:
+            await self.listener.start(*self.config.kv.listen)
         if self.config.kv.gate is not None:
             await self.gate.start(*self.config.kv.gate)
         if self._own_ground:
@@ -148,6 +161,8 @@ class PrefillNode:
         self.state_feed.close()
         if self._own_ground:
             await self.ground.end_calls()
+        if self._own_listener:
+            await self.listener.close()
         await self.links.close()
         await self.gate.close()
         await asyncio.to_thread(self._pool.shutdown)
