@@ -33,6 +33,7 @@ class CacheWatch(Follower):
 
     Attributes:
         clusters: of those whose events come another way (:meth:`told`).
+        asked_tokens, found_tokens: of prompts that were looked up, and of those what some node held.
     """
 
     path = "/v1/cache/events"
@@ -45,6 +46,7 @@ class CacheWatch(Follower):
         self._clock = clock
         self._telling: set[str] = set()
         self.clusters: dict[str, str] = {}
+        self.asked_tokens = self.found_tokens = 0
 
     async def keys_of(self, token_ids: Sequence[int], salt: str) -> bytes:
         """The prompt's block keys; none while no node keeps a prefix cache."""
@@ -58,7 +60,19 @@ class CacheWatch(Follower):
 
     def match(self, keys: bytes, n_tokens: int) -> Match:
         """What each node holds of a prompt."""
-        return Match() if self.manager is None or not keys else by_node(self.manager.match(keys, n_tokens=n_tokens))
+        if self.manager is None or not keys:
+            return Match()
+        found = by_node(self.manager.match(keys, n_tokens=n_tokens))
+        self.asked_tokens += n_tokens
+        self.found_tokens += max((node.usable_tokens for node in found.nodes), default=0)
+        return found
+
+    def listening(self) -> tuple[int, int]:
+        """How many nodes tell what they hold, and how many should and do not."""
+        infos = [node.info for node in self.nodes if node.up and node.info is not None]
+        keeping = [info.node_id for info in infos if self.wants(info)]
+        told = sum(node_id in self._telling for node_id in keeping)
+        return told, len(keeping) - told
 
     def blocks_of(self, node_id: str) -> int:
         """(block, group) pairs that a node holds, all its ranks together."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from prfaas_net.gateway.cache_metrics import CacheCollector
+from prfaas_net.gateway.cache_watch import CacheWatch
 from prfaas_net.gateway.record import RUNGS, RequestRecord
 from prfaas_net.metrics import Metrics
 from prfaas_net.scheduling import ClusterKind
@@ -14,6 +16,7 @@ class GatewayMetrics:
 
     def __init__(self) -> None:
         self.metrics = Metrics()
+        self._caches: CacheCollector | None = None
         self.requests = self.metrics.counter(
             "requests", "Requests answered; 499 is a client that left.", ("route", "status")
         )
@@ -41,6 +44,13 @@ class GatewayMetrics:
         self.reloads = self.metrics.counter("reloads", "Times that the configuration was read anew.", ("outcome",))
         self.joins = self.metrics.counter("joins", "Calls of nodes that join by themselves.", ("outcome",))
         self.in_flight = self.metrics.gauge("requests_in_flight", "Requests being served.")
+
+    def follow_caches(self, caches: CacheWatch) -> None:
+        """Show what is known of the nodes' caches; of a gateway that is started again, of the new ones."""
+        if self._caches is not None:
+            self.metrics.registry.unregister(self._caches)
+        self._caches = CacheCollector(caches)
+        self.metrics.registry.register(self._caches)
 
     def served(self, record: RequestRecord, kind: ClusterKind | None) -> None:
         """Count a request that was decided on, however it ended.

@@ -163,6 +163,7 @@ class Gateway:
             engines=engines.servers,
         )
         caches = CacheWatch(self._fleet.nodes, client, self.clock)
+        self.instruments.follow_caches(caches)
         states = StateWatch(self._fleet.nodes, client, self._note, self._own_tokens)
         self._followers = [caches, states] if config.fleet.follow_state else [caches]
         self._view = FleetView(config.model, self.router, self._fleet, states, caches, self.clock)

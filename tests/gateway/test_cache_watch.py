@@ -179,3 +179,21 @@ async def test_a_prefix_that_is_hot_in_another_cluster_is_advised_to_be_copied()
         (advice,) = (await bench.get("/v1/cache"))[1]["advice"]
         assert (advice["kind"], advice["source"], advice["target_cluster"]) == ("CopyPrefix", "prfaas-0", "pd")
         assert (advice["n_tokens"], advice["keys"]) == (20, KEYS[: 16 * 5].hex())
+
+
+async def test_field_61_an_index_that_stays_empty_is_seen_to_be_empty() -> None:
+    """A node that keeps a cache and tells nothing of it is counted as silent; so is how much the look-ups found."""
+
+    def nodes(bench: Bench, state: str) -> float:
+        return bench.count("prfaas_cache_nodes", state=state)
+
+    async with scripted() as (bench, script):
+        assert (nodes(bench, "told"), nodes(bench, "silent")) == (0, 1)
+        await bench.complete(prompt=PROMPT)
+        script.snapshot(4, states=(3,))
+        await until(lambda: (nodes(bench, "told"), nodes(bench, "silent")) == (1, 0))
+        await comes_to(bench, {"prfaas": 16})
+        asked, found = (bench.count("prfaas_cache_lookup_tokens_total", outcome=word) for word in ("asked", "found"))
+        assert asked >= len(PROMPT) and found >= 16
+        script.end()
+        await until(lambda: nodes(bench, "silent") == 1)

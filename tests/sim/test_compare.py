@@ -72,3 +72,10 @@ def test_what_is_unknown_is_named() -> None:
         run_cell(Cell("nothing", "steady", 0.5, "local"))
     with pytest.raises(ConfigError, match="bursty"):
         run_cell(replace(Cell("paper", "wobbly", 0.5, "local"), requests=10))
+
+
+def test_field_64_a_cost_that_is_weighed_beats_a_filter_that_is_not() -> None:
+    """Only here, or only there, whatever waits: both narrow the choice, and both have the longer mean."""
+    report = compare(cells(["paper"], ["steady"], [0.8], ["local", "remote", DEFAULT_POLICY], requests=400))
+    here, there, weighed = (row["ttft_mean_s"] for row in report["rows"])
+    assert weighed < 0.8 * min(here, there)
