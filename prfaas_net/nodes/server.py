@@ -41,6 +41,8 @@ Emit = Callable[[dict[str, Any]], None]
 Job = Callable[[Emit], Awaitable[None]]
 _Call = TypeVar("_Call", bound=BaseModel)
 
+# Probes and metrics say nothing of requests, and probers have no key.
+OPEN_PATHS = ("/health", "/ready", "/live", "/metrics")
 # What whoever was refused for want of room is asked to wait.
 RETRY_AFTER_S = 1
 # A 128K-token prompt is about 1 MB of JSON.
@@ -100,7 +102,9 @@ class ControlServer:
         self._runner: web.AppRunner | None = None
         self.app = web.Application(client_max_size=MAX_CALL_BYTES, middlewares=[self._guard])
         self.app.router.add_get("/v1/node", self._node)
-        self.app.router.add_get("/health", self._health)
+        for path in ("/health", "/ready"):
+            self.app.router.add_get(path, self._health)
+        self.app.router.add_get("/live", self._live)
         self.app.router.add_get("/metrics", self._render_metrics)
 
     # -- life ---------------------------------------------------------------------------------------------------
@@ -236,7 +240,7 @@ class ControlServer:
     async def _guard(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        closed = self._node_key is not None and request.path not in ("/health", "/metrics")
+        closed = self._node_key is not None and request.path not in OPEN_PATHS
         if closed and not check_control_token(request.headers.get("Authorization"), self._node_key or ""):
             error = AuthError("the caller could not prove that it holds the node key", do="set node_key on both")
             return self._refuse(error.to_wire(), 401)
@@ -252,6 +256,9 @@ class ControlServer:
     async def _health(self, request: web.Request) -> web.Response:
         if self.draining:
             return web.json_response({"status": "draining"}, status=503)
+        return web.json_response({"status": "ok"})
+
+    async def _live(self, request: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
 
     async def _render_metrics(self, request: web.Request) -> web.Response:
