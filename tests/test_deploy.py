@@ -103,10 +103,11 @@ def config_of(name: str) -> GatewayConfig | NodeConfig:
     given: dict[str, Any] = {} if command == "gateway" else {"role": command}
     if "--cluster" in flags:
         given["cluster"] = flags[flags.index("--cluster") + 1]
-    return load_config(
+    config: GatewayConfig | NodeConfig = load_config(
         CONFIGS[command], path, flags=given, env_prefix=f"PRFAAS_{command.upper()}__", environ=environ_of(pod),
         read=lambda path: mounted(pod, path),
     )  # fmt: skip
+    return config
 
 
 def mounted(pod: dict[str, Any], path: Path) -> dict[str, Any]:
