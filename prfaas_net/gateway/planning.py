@@ -13,6 +13,7 @@ import os
 import platform
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -21,7 +22,7 @@ from aiohttp import web
 from prfaas_net.clock import Clock
 from prfaas_net.gateway.calls import NodeClient
 from prfaas_net.gateway.fleet import Fleet
-from prfaas_net.gateway.planning_changes import RoleChanges
+from prfaas_net.gateway.planning_changes import ANSWER_MARGIN_S, RoleChanges
 from prfaas_net.gateway.planning_config import PlannerSection
 from prfaas_net.gateway.planning_events import LeaseMoved, Outcome, Planned, PlanningLog, ThresholdMoved
 from prfaas_net.gateway.planning_lease import PlannerLease
@@ -68,7 +69,9 @@ class Planning:
         self.log = events
         # A name for the lease; the random part tells two gateways in containers of the same name apart.
         self.name = f"{platform.node()[:64]}-{os.getpid()}-{secrets.token_hex(4)}"
-        self.planner = Planner(None, settings=config.settings())
+        # A node knows best whether it drains in time: it says so before the planner's own patience ends.
+        limit_s = config.drain_limit + ANSWER_MARGIN_S
+        self.planner = Planner(None, settings=replace(config.settings(), drain_limit_s=limit_s))
         self._router = router
         self._fleet = fleet
         self._clock = clock

@@ -15,7 +15,7 @@ from prfaas_net.gateway.planning_events import ChangeBegan, ChangeEnded, Outcome
 from prfaas_net.nodes.role_messages import RoleCall
 from prfaas_net.scheduling import Drain, Role
 
-__all__ = ["RoleChanges"]
+__all__ = ["ANSWER_MARGIN_S", "RoleChanges"]
 
 # A node that has not said how its change ended by so long after it had to is taken for lost.
 ANSWER_MARGIN_S = 10.0
