@@ -16,7 +16,7 @@ from prfaas_net.gateway.config import GatewayConfig, NodeSection
 __all__ = ["gateway_tree", "is_fleet_file", "node_tree", "parse_fleet", "read_fleet"]
 
 # What a gateway takes from the rest of the file.
-_FROM_ELSEWHERE = ("nodes", "clusters", "node_key")
+_FROM_ELSEWHERE = ("nodes", "clusters", "links", "node_key")
 # Keys of a node's table that are not the node's own settings.
 _OF_THE_FILE = ("url", "kind")
 
@@ -52,6 +52,11 @@ def parse_fleet(tree: dict[str, Any], path: Path) -> FleetFile:
     gateway = {"model": _served_name(table.model), **deepcopy(table.gateway)}
     gateway["clusters"] = [cluster.model_dump(mode="json") for cluster in table.clusters]
     gateway["nodes"] = [*_reachable(nodes.values(), source), *(dict(row) for row in engines)]
+    gateway["links"] = [
+        {"from": link.source, "to": link.destination, "budget": link.budget}
+        for link in table.links
+        if link.budget is not None
+    ]
     if table.node_key is not None:
         gateway["node_key"] = table.node_key.get_secret_value()
     validate(GatewayConfig, gateway, source, "gateway")

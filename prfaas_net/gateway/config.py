@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
-from prfaas_net.config import Bytes, Duration, Section, is_loopback, split_list
+from prfaas_net.config import Bytes, Duration, Rate, Section, is_loopback, split_list
 from prfaas_net.errors import ConfigError
 from prfaas_net.gateway.engines.settings import EngineFields, check_together
 from prfaas_net.gateway.keys import Key, KeyHash
@@ -26,6 +26,7 @@ __all__ = [
     "GatewayConfig",
     "HttpSection",
     "JoinSection",
+    "LinkSection",
     "NodeSection",
 ]
 
@@ -88,7 +89,7 @@ class HttpSection(Section):
     host: str = "127.0.0.1"
     port: int = Field(8080, ge=0, le=65535)
     body_timeout: Duration = Field(30.0, gt=0)
-    header_timeout: Duration = Field(60.0, gt=0)
+    header_timeout: Duration = Field(75.0, gt=0)
     max_header: Bytes = Field(8190, ge=256, le=1 << 20)
     tls: HttpTlsSection | None = None
 
@@ -108,6 +109,17 @@ class ClusterSection(Section):
 
     name: str
     kind: ClusterKind
+
+
+class LinkSection(Section):
+    """``[[links]]``: what KVCache may use of all that is sent from one cluster to another.
+
+    Nodes of ours tell more of their links, once they have some; servers of other kinds tell nothing.
+    """
+
+    source: str = Field(alias="from", min_length=1)
+    destination: str = Field(alias="to", min_length=1)
+    budget: Rate = Field(gt=0)
 
 
 class FleetSection(Section):
@@ -193,6 +205,7 @@ class GatewayConfig(Section):
     node_key: SecretStr | None = None
     nodes: tuple[NodeSection, ...] = ()
     clusters: tuple[ClusterSection, ...] = ()
+    links: tuple[LinkSection, ...] = ()
     join: JoinSection | None = None
     planner: PlannerField = PlannerSection()
     fleet: FleetSection = FleetSection()

@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 HOT = (
     "policy", "threshold_tokens", "policy_seed", "link_patience", "request_deadline", "ttft_limit", "drain_timeout",
     "max_prompt_tokens", "max_concurrent_requests", "chat_max_tokens", "api_keys", "join",
+    "links",
 )  # fmt: skip
 NODE_ANSWERS_WITHIN_S = 10.0
 

@@ -13,6 +13,7 @@ import aiohttp
 from aiohttp import web
 
 from prfaas_net.clock import Clock, SystemClock
+from prfaas_net.congestion.verdict import LinkState
 from prfaas_net.errors import UsageError
 from prfaas_net.gateway.api_errors import ApiError, error_response
 from prfaas_net.gateway.cache_desk import CacheDesk
@@ -40,7 +41,16 @@ from prfaas_net.gateway.state_watch import StateWatch
 from prfaas_net.gateway.traces import Traces
 from prfaas_net.nodes.engine_api import TextTokenizer
 from prfaas_net.nodes.http_site import listen
-from prfaas_net.scheduling import FleetEvent, NodeSeen, Policy, PolicySettings, Router, ThresholdSet, make_policy
+from prfaas_net.scheduling import (
+    FleetEvent,
+    LinkSeen,
+    NodeSeen,
+    Policy,
+    PolicySettings,
+    Router,
+    ThresholdSet,
+    make_policy,
+)
 from prfaas_net.tracing.tracer import Tracer, open_tracer
 
 __all__ = ["Gateway"]
@@ -181,6 +191,7 @@ class Gateway:
         self._view.planner = self._planning.summary
         try:
             await self._listen(self._application(self._fleet, self._lifecycle, self._view))
+            self._note_budgets(config)
             await self._fleet.start()
             for follower in self._followers:
                 follower.start()
@@ -252,6 +263,8 @@ class Gateway:
             self.router.policy = _policy(config)
         elif config.threshold_tokens != old.threshold_tokens:
             self._note(ThresholdSet(config.threshold_tokens))
+        if config.links != old.links:
+            self._note_budgets(config)
         self.config = config
         if self._serving is not None:
             self._serving.reconfigure(config)
@@ -261,6 +274,15 @@ class Gateway:
             self._lifecycle.services = replace(self._lifecycle.services, ttft_limit_s=config.ttft_limit)
         if self._joining is not None:
             self._joining.settings = config.join
+
+    def _note_budgets(self, config: GatewayConfig) -> None:
+        """What links may carry; what else is known of them stays."""
+        for link in config.links:
+            known = self.router.state.links.get((link.source, link.destination))
+            state = LinkState.IDLE if known is None else known.state
+            available_bps, paced_bps = (known.available_bps, known.paced_bps) if known is not None else (None, None)
+            seen = LinkSeen(link.source, link.destination, state, available_bps, link.budget, paced_bps=paced_bps)
+            self._note(seen)
 
     def _note(self, event: FleetEvent) -> None:
         """Tell the router."""

@@ -43,7 +43,7 @@ class HttpLimits:
     """
 
     max_header_bytes: int = 8190
-    header_timeout_s: float = 60.0
+    header_timeout_s: float = 75.0
 
 
 class _Connection(web.RequestHandler):

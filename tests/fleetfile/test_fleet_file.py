@@ -104,6 +104,7 @@ def test_a_gateway_reads_itself_and_where_everybody_is(path: Path) -> None:
         "http://10.8.0.2:9000", "http://10.8.0.3:9000", "http://10.0.0.2:9000", "http://decode-0.example:9000",
         "http://10.0.0.5:9000",
     ]  # fmt: skip
+    assert [(link.source, link.destination, link.budget) for link in config.links] == [("prfaas", "pd", 40_000_000_000)]
     assert config.node_key is not None and config.node_key.get_secret_value() == "0123456789abcdef"
     assert [(cluster.name, cluster.kind.value) for cluster in config.clusters] == [("prfaas", "prfaas")]
 

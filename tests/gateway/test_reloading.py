@@ -12,9 +12,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from prfaas_net.congestion.verdict import LinkState
 from prfaas_net.errors import ConfigError
 from prfaas_net.gateway import Gateway
 from prfaas_net.gateway.config import GatewayConfig
+from prfaas_net.scheduling import LinkSeen
 
 from .conftest import Bench, config_for
 from .fakes import ByteTokenizer, Script, fake_fleet
@@ -157,3 +159,14 @@ async def test_nodes_are_told_and_what_they_say_is_passed_on() -> None:
         assert answer["nodes"]["pd-prefill-0"] == {"applied": ["kv.links"], "needs_restart": []}
         assert "404" in answer["nodes"]["prfaas-0"]["error"]
         assert answer["applied"] == ["threshold_tokens"]
+
+
+async def test_the_budgets_of_links_are_counted_on_from_the_start_and_change_with_the_file() -> None:
+    """Whatever else is known of a link stays."""
+    async with opened(links=[{"from": "prfaas", "to": "pd", "budget": "40Gbps"}]) as (bench, file):
+        link = bench.gateway.router.state.links["prfaas", "pd"]
+        assert (link.budget_bps, link.rate_bps, link.state) == (40e9, 40e9, LinkState.IDLE)
+        bench.gateway._note(LinkSeen("prfaas", "pd", LinkState.BUILDING, 3e9))
+        file.changes = {"links": [{"from": "prfaas", "to": "pd", "budget": "20Gbps"}]}
+        assert (await reload(bench))[1]["applied"] == ["links"]
+        assert (link.budget_bps, link.available_bps, link.state) == (20e9, 3e9, LinkState.BUILDING)
