@@ -14,6 +14,8 @@ from prfaas_net.errors import ConfigError, InvalidRequest
 
 __all__ = ["TextStream", "Tokenizer"]
 
+SHORT_CHARS = 512
+
 
 class Tokenizer:
     """A checkpoint's tokenizer.
@@ -57,7 +59,7 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids, with the special tokens that ``tokenizer.json`` itself puts around a text."""
-        return list(self._fast.encode(text).ids)
+        return self._ids(text, special=True)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text, without special tokens."""
@@ -78,7 +80,13 @@ class Tokenizer:
                 "the model has no chat template", do="send a plain prompt, or add chat_template.jinja to the checkpoint"
             )
         # The template writes every special token itself.
-        return list(self._fast.encode(self._template.render(messages), add_special_tokens=False).ids)
+        return self._ids(self._template.render(messages), special=False)
+
+    def _ids(self, text: str, *, special: bool) -> list[int]:
+        # The "fast" call leaves out where in the text each token lies, a third of the work; calling it costs more.
+        if len(text) > SHORT_CHARS:
+            return list(self._fast.encode_batch_fast([text], add_special_tokens=special)[0].ids)
+        return list(self._fast.encode(text, add_special_tokens=special).ids)
 
     def stream(self) -> TextStream:
         """A decoder for one answer."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -19,6 +20,8 @@ __all__ = ["Drainable", "Stoppable", "run_daemon"]
 
 
 _PR_SET_PDEATHSIG = 1
+# Objects made, and not freed by their last reference, between two collections: some hundred requests' worth.
+GC_THRESHOLD = 20_000
 
 
 class Stoppable(Protocol):
@@ -71,6 +74,10 @@ async def _serve(start: Callable[[], Awaitable[tuple[Stoppable, dict[str, Any]]]
     # One JSON line on stdout: whoever started us learns that we serve, and where.
     sys.stdout.write(orjson.dumps({"ready": True, "pid": os.getpid(), **ready}).decode() + "\n")
     sys.stdout.flush()
+    # What is loaded by now stays: a collection that looked at it again would only hold requests up.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)
     await orders.leave.wait()
     if isinstance(server, Drainable):
         await _drain(server, orders.now)

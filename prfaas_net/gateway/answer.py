@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from prfaas_net.errors import ProtocolError
 from prfaas_net.gateway.logprobs import Scored
@@ -50,8 +50,7 @@ class StopMatcher:
         return 0
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """What one token adds to the answer.
 
     Attributes:

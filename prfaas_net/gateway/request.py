@@ -36,7 +36,7 @@ class ServingRequest:
         return replace(self, sampling=replace(self.sampling, seed=(self.sampling.seed + n_tokens) % (1 << 64)))
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Token:
     """One token of the answer.
 
