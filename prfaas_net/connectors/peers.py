@@ -80,7 +80,7 @@ class PeerBook:
             self._peers.pop((host, port), None)
 
     async def _ask(self, host: str, port: int) -> Peer:
-        timeout = aiohttp.ClientTimeout(total=2 * CONNECT_S, sock_connect=CONNECT_S)
+        timeout = aiohttp.ClientTimeout(total=3 * SILENCE_S, sock_connect=CONNECT_S)
         try:
             async with self._client().get(f"{_url(host, port)}/v1/kv/layout", timeout=timeout) as response:
                 local = _local_host(response)

@@ -28,7 +28,7 @@ __all__ = ["PYTHON", "Answer", "Client", "Pair", "Server", "free_port", "gateway
 ROOT = Path(__file__).parent.parent.parent
 PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
 # Half a minute on two idle cores; several times that when they are shared.
-READY_S = 300.0
+READY_S = 480.0
 STOP_S = 10.0
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -153,7 +153,9 @@ class Pair:
         """Both at once: that is what costs the time."""
         control, kv = (free_port(), free_port()), (free_port(), free_port())
         common = {"kv_connector": "PrfaasConnector", "kv_connector_module_path": "prfaas_net.connectors.vllm"}
-        here, there = "127.0.0.1", {"deadline": "30s", "pairing": "5s", "chunk_tokens": 128}
+        # Generous, for machines that have other things to do; what is to fail here fails by itself.
+        patience = {"connect_timeout": "60s", "connections": 2}
+        here, there = "127.0.0.1", {"deadline": "60s", "pairing": "30s", "chunk_tokens": 128, "kv": patience}
         prefill = Server.start(
             "prefill", directory, logs / f"{model}-prefill.log",
             common | {
@@ -170,7 +172,7 @@ class Pair:
                 common | {
                     "kv_role": "kv_consumer", "kv_load_failure_policy": "recompute",
                     "kv_connector_extra_config": there | {
-                        "kv": {"listen": f"{here}:{kv[0]}", "advertise": {"*": f"{here}:{kv[1]}"}, "connections": 2},
+                        "kv": patience | {"listen": f"{here}:{kv[0]}", "advertise": {"*": f"{here}:{kv[1]}"}},
                     },
                 },
                 arguments,
@@ -210,7 +212,9 @@ class Client:
     @classmethod
     @asynccontextmanager
     async def open(cls) -> AsyncIterator[Client]:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=90)) as session:
+        # vLLM closes connections that were idle for 5 s, perhaps in the moment in which one is used again.
+        connector = aiohttp.TCPConnector(force_close=True)
+        async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=120)) as session:
             yield cls(session)
 
     async def ask(
@@ -255,7 +259,7 @@ class Client:
 
     async def at_once(self, pair: Pair, prompt: list[int], n_tokens: int) -> Answer:
         """As the gateway does it: both servers are asked in the same moment, under one name."""
-        shared = {"transfer_id": str(uuid.uuid4()), "transfer_deadline_s": 30}
+        shared = {"transfer_id": str(uuid.uuid4()), "transfer_deadline_s": 60}
         there = {"do_remote_prefill": True, "remote_host": "127.0.0.1", "remote_port": pair.control[1]}
         decoding = self.ask(pair.decode, prompt, n_tokens, there | shared, salt=uuid.uuid4().hex)
         prefilling = asyncio.create_task(self.prefill(pair, prompt, shared))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+import uuid
 
 import pytest
 
@@ -88,7 +89,8 @@ async def test_a_prefix_that_either_side_has_is_used(pair: Pair, client: Client)
     expected = await client.alone(pair.decode, prompt, N_TOKENS)
     sizes = []
     async with pair.path():
-        for salt in ("", "", None):
+        fresh = uuid.uuid4().hex
+        for salt in (fresh, fresh, None):
             before = (await client.metrics(pair.decode)).get("vllm:prfaas_received_bytes_total", 0.0)
             answer = await client.two_step(pair, prompt, N_TOKENS, salt=salt)
             assert answer.tokens == expected
