@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
@@ -16,7 +16,7 @@ from prfaas_net.logs import LogSection
 from prfaas_net.nodes.http_site import HttpLimits
 from prfaas_net.nodes.http_tls import ClientTlsSection, HttpTlsSection
 from prfaas_net.nodes.urls import base_url
-from prfaas_net.scheduling import ClusterKind, policy_names
+from prfaas_net.scheduling import DEFAULT_POLICY, ClusterKind, policy_names
 from prfaas_net.tracing.tracer import TracingSection
 
 __all__ = [
@@ -168,7 +168,8 @@ class GatewayConfig(Section):
 
     Attributes:
         model: the name under which clients ask for the model.
-        policy: how requests are routed; see :func:`prfaas_net.scheduling.policy_names`.
+        policy: how requests are routed; see :func:`prfaas_net.scheduling.policy_names`. Where ``threshold_tokens`` is
+            set and this is not, ``threshold``.
         threshold_tokens: ``t``: a longer incremental prefill goes to a PrfaaS cluster (policy ``threshold``).
         policy_seed: seeds policy ``random``.
         link_patience: seconds that a KVCache may take longer over a link than its prompt at home, before the link is
@@ -190,7 +191,7 @@ class GatewayConfig(Section):
 
     http: HttpSection = HttpSection()
     model: str = Field(min_length=1)
-    policy: str = "threshold"
+    policy: str = DEFAULT_POLICY
     threshold_tokens: int = Field(2048, ge=0)
     policy_seed: int = 0
     link_patience: Duration | None = Field(None, ge=0)
@@ -211,6 +212,12 @@ class GatewayConfig(Section):
     fleet: FleetSection = FleetSection()
     log: LogSection = LogSection()
     tracing: TracingSection = TracingSection()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _threshold_is_meant(cls, raw: Any) -> Any:
+        named = isinstance(raw, dict) and "threshold_tokens" in raw and "policy" not in raw
+        return {**raw, "policy": "threshold"} if named else raw
 
     @model_validator(mode="after")
     def _check(self) -> GatewayConfig:

@@ -42,7 +42,8 @@ class FleetPlan:
         model: Hugging Face directory, or None for the demo model.
         port: of the gateway; 0 picks one.
         threshold_tokens: prompts with more uncached tokens than this go to the PrfaaS cluster.
-        policy: how the gateway routes.
+        policy: how the gateway routes. By the threshold unless told otherwise: on one machine both clusters are equally
+            fast, and whoever looks for what is ready sooner need never cross the link.
         budget: egress budget of each link (``"150Mbps"``), to which it is paced; None leaves it unpaced.
         host: of the gateway, which runs where the PD cluster does; this process must reach it.
         link_rate: of the link between the clusters, as text (``"100Mbps"``).

@@ -40,7 +40,7 @@ from prfaas_net.scheduling.planning import (
     instances,
 )
 from prfaas_net.scheduling.policies import LocalPolicy, RandomPolicy, RemotePolicy
-from prfaas_net.scheduling.policy import Policy, PolicySettings, Ranking, make_policy, policy_names
+from prfaas_net.scheduling.policy import DEFAULT_POLICY, Policy, PolicySettings, Ranking, make_policy, policy_names
 from prfaas_net.scheduling.profiles import DecodeProfile, KvSize, NodeProfile, PiecewiseLinear
 from prfaas_net.scheduling.replay import dump_log, load_log, replay
 from prfaas_net.scheduling.router import Router
@@ -61,6 +61,7 @@ from prfaas_net.scheduling.throughput import (
 from prfaas_net.scheduling.ttft import zero_load_ttft_s
 
 __all__ = [
+    "DEFAULT_POLICY",
     "Alone",
     "Arrival",
     "Bandwidth",

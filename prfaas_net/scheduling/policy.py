@@ -13,7 +13,10 @@ from prfaas_net.scheduling.candidates import Candidate
 from prfaas_net.scheduling.events import Arrival, FleetEvent
 from prfaas_net.scheduling.state import FleetState
 
-__all__ = ["Policy", "PolicySettings", "Ranking", "make_policy", "policy_names", "register"]
+__all__ = ["DEFAULT_POLICY", "Policy", "PolicySettings", "Ranking", "make_policy", "policy_names", "register"]
+
+# The one that measures best: docs/simulator.md has the table.
+DEFAULT_POLICY = "earliest-finish"
 
 
 @dataclass(frozen=True)

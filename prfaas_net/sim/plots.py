@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from prfaas_net.errors import ConfigError
-from prfaas_net.sim.compare import DEFAULT_POLICY, Cell, run_cell
+from prfaas_net.scheduling import DEFAULT_POLICY
+from prfaas_net.sim.compare import Cell, run_cell
 from prfaas_net.sim.result import SimResult
 
 __all__ = ["draw"]

@@ -24,11 +24,17 @@ def load(**settings: Any) -> GatewayConfig:
 
 
 def test_defaults_are_safe() -> None:
-    """Loopback only, the paper's policy, a bounded body and a deadline."""
+    """Loopback only, the policy that measures best, a bounded body and a deadline."""
     config = load()
     assert (config.http.host, config.http.port) == ("127.0.0.1", 8080)
-    assert config.policy == "threshold"
+    assert config.policy == "earliest-finish"
     assert 0 < config.request_deadline <= 3600 and config.max_body == 32 << 20
+
+
+def test_who_sets_a_threshold_wants_it_applied() -> None:
+    """Unless a policy is named too."""
+    assert load(threshold_tokens=5).policy == "threshold"
+    assert load(threshold_tokens=5, policy="earliest-finish").policy == "earliest-finish"
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.5", "gateway.example"])

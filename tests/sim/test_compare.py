@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from prfaas_net.errors import ConfigError
-from prfaas_net.sim.compare import DEFAULT_POLICY, ORACLE, Cell, cells, compare, run_cell
+from prfaas_net.scheduling import DEFAULT_POLICY
+from prfaas_net.sim.compare import ORACLE, Cell, cells, compare, run_cell
 from prfaas_net.sim.requests import mooncake_conversation, uncached_tokens
 
 ROW_KEYS = {
