@@ -89,7 +89,7 @@ def frame(fleet: dict[str, Any], problem: str | None = None) -> RenderableType:
     Args:
         problem: why it is not a new one.
     """
-    parts: list[RenderableType] = [_head(fleet), Text(), _links(fleet), Text(), _nodes(fleet)]
+    parts: list[RenderableType] = [_head(fleet), *_planner(fleet), Text(), _links(fleet), Text(), _nodes(fleet)]
     if problem is not None:
         parts.append(Text(problem, style="bold red"))
     return Group(*parts)
@@ -108,6 +108,21 @@ def _head(fleet: dict[str, Any]) -> RenderableType:
         line.append(f"TTFT {name} {format_duration(ttfts[at]) if ttfts else '-'}  ")
     line.append(f"in flight {fleet['requests_in_flight']}")
     return line
+
+
+def _planner(fleet: dict[str, Any]) -> list[RenderableType]:
+    """What the planner wants, and what it is changing."""
+    planner = fleet.get("planner")
+    if planner is None or planner["mode"] == "off":
+        return []
+    line = Text()
+    who = "acts" if planner["acting"] else "stands by" if planner["mode"] == "act" else "advises"
+    line.append(f"planner {who}: ", style="bold" if planner["acting"] else "")
+    line.append(planner["why"] or "")
+    for change in planner["changing"]:
+        text = f"\n  {change['node']}: {change['before']} → {change['after']}, {change['held']} calls to end"
+        line.append(f"{text}, for {format_duration(change['for_s'])}", style="yellow")
+    return [line]
 
 
 def _links(fleet: dict[str, Any]) -> Table:
@@ -142,7 +157,7 @@ def _nodes(fleet: dict[str, Any]) -> Table:
         table.add_row(
             node["node"],
             node["cluster"] or "-",
-            node["role"] or "-",
+            f"{node['role'] or '-'}{' → ' + node['next_role'] if node.get('next_role') else ''}",
             f"{node['queue_tokens']:,}",
             f"{node['running_requests']:,}",
             "-" if node["cached_blocks"] is None else f"{node['cached_blocks']:,}",

@@ -61,6 +61,24 @@ def test_a_frame_of_nothing_yet() -> None:
     assert "none is up" in text and "t none" in text and "offloaded -" in text and "TTFT p50 -" in text
 
 
+def test_a_frame_tells_what_the_planner_wants_and_what_is_changing() -> None:
+    """Who acts, why, which node drains and what it has still to end; nothing where no planner runs."""
+    change = {"node": "pd-0", "before": "decode", "after": "prefill", "for_s": 3.2, "held": 2}
+    planner: dict[str, Any] = {"mode": "act", "acting": True, "why": "pd decode binds", "changing": [change]}
+    draining = [FLEET["nodes"][0], FLEET["nodes"][1] | {"next_role": "prefill"}]
+    text = drawn(FLEET | {"planner": planner, "nodes": draining})
+    for words in (
+        "planner acts: pd decode binds",
+        "pd-0: decode → prefill, 2 calls to end",
+        "3.20 s",
+        "decode → prefill",
+    ):
+        assert words in text, words
+    assert "planner stands by" in drawn(FLEET | {"planner": planner | {"acting": False}})
+    assert "planner advises" in drawn(FLEET | {"planner": planner | {"mode": "advise", "acting": False}})
+    assert "planner" not in drawn(FLEET | {"planner": planner | {"mode": "off"}}) + drawn(FLEET)
+
+
 def test_an_answer_that_stays_away_is_told_below_the_last_frame() -> None:
     text = drawn(FLEET, "no gateway answers")
     assert "61.7 Mbps" in text and text.rstrip().endswith("no gateway answers")
