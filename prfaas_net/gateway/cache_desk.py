@@ -8,11 +8,12 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from prfaas_net.cache.advice import Advisor
+from prfaas_net.cache.advice import Advisor, CopyPrefix, Replicate
 from prfaas_net.cache.keys import KEY_BYTES
 from prfaas_net.cache.manager import Match
 from prfaas_net.clock import Clock
 from prfaas_net.gateway.cache_watch import CacheWatch
+from prfaas_net.gateway.engines.server import LAYOUTS
 from prfaas_net.scheduling import Decision, Role, Router
 
 __all__ = ["CacheDesk"]
@@ -34,10 +35,20 @@ class CacheDesk:
     def used(self, keys: bytes, match: Match, decision: Decision, *, private: bool) -> None:
         """A request was decided on: it could have started from the longest prefix that anybody holds."""
         manager = self.caches.manager
+        if manager is not None and manager.layout in LAYOUTS.values():
+            return  # engines that are not ours exchange no prefixes
         n_tokens = max((node.usable_tokens for node in match.nodes), default=0)
         if manager is not None and n_tokens:
             used = keys[: n_tokens // manager.block_tokens * KEY_BYTES]
             self.advisor.used(used, n_tokens, decision.prefill_cluster, private=private, now=self._clock.now())
+
+    def advise(self) -> list[Replicate | CopyPrefix]:
+        """What had better be moved now and is not being moved yet."""
+        manager = self.caches.manager
+        if manager is None:
+            return []
+        self.advisor.advise(manager, self._prefillers(), self, now=self._clock.now())
+        return list(self.advisor.outstanding)
 
     def describe(self) -> dict[str, Any]:
         """The answer to ``GET /v1/cache``."""
@@ -45,7 +56,7 @@ class CacheDesk:
         if manager is None:
             return {"enabled": False, "nodes": {}, "advice": []}
         nodes = {node.node_id: node.cluster for node in self._router.state.nodes.values()}
-        self.advisor.advise(manager, self._prefillers(), self, now=self._clock.now())
+        self.advise()
         return {
             "enabled": True,
             "layout": manager.layout,

@@ -82,6 +82,10 @@ class Run:
                 self.record.note_decision(decision)
             attempt.reached("decided")
             self._repeated = 0 if resumed else len(self._answered)
+            if decision.copy_from is not None and services.moves is not None:
+                left_s = (self.request.deadline_at - asyncio.get_running_loop().time()) / 2
+                self.record.reasons.append(await services.moves.before(decision, keys, cached, within_s=left_s))
+                attempt.reached("copied")
             try:
                 await attempt.start()
             except PrfaasError as error:

@@ -17,6 +17,7 @@ from prfaas_net.congestion.verdict import LinkState
 from prfaas_net.errors import UsageError
 from prfaas_net.gateway.api_errors import ApiError, error_response
 from prfaas_net.gateway.cache_desk import CacheDesk
+from prfaas_net.gateway.cache_moves import CacheMoves
 from prfaas_net.gateway.cache_watch import CacheWatch
 from prfaas_net.gateway.calls import NodeClient
 from prfaas_net.gateway.config import GatewayConfig
@@ -96,6 +97,7 @@ class Gateway:
         self._client: NodeClient | None = None
         self._fleet: Fleet | None = None
         self._engines: EngineDesk | None = None
+        self._moves: CacheMoves | None = None
         self._followers: list[Follower] = []
         self._joining: JoinDesk | None = None
         self._planning: Planning | None = None
@@ -178,7 +180,10 @@ class Gateway:
         self._followers = [caches, states] if config.fleet.follow_state else [caches]
         self._view = FleetView(config.model, self.router, self._fleet, states, caches, self.clock)
         desk = CacheDesk(caches, self.router, self.clock)
-        self._lifecycle = Lifecycle(Services(self.router, self._fleet, client, desk, self.clock, config.ttft_limit))
+        moves = self._moves = CacheMoves(self._fleet, client, desk, self.router, self.clock, self.instruments.metrics)
+        self._lifecycle = Lifecycle(
+            Services(self.router, self._fleet, client, desk, self.clock, config.ttft_limit, moves)
+        )
         self._fleet.on_restart, self._fleet.on_silent = self._lifecycle.abort_node, self._lifecycle.abandon_node
         client.on_unreachable = self._fleet.suspect
         self._fleet.on_asked = lambda server: engines.asked(server, self.router.state, self._note)
@@ -196,6 +201,7 @@ class Gateway:
             for follower in self._followers:
                 follower.start()
             engines.start(caches)
+            moves.start()
             self._joining.start()
             self._planning.start()
         except BaseException:
@@ -214,6 +220,8 @@ class Gateway:
             self._lifecycle.abort_all()
         if self._runner is not None:
             await self._runner.cleanup()
+        if self._moves is not None:
+            await self._moves.stop()
         if self._planning is not None:
             await self._planning.stop()
         if self._joining is not None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from prfaas_net.cache.manager import Match
 from prfaas_net.clock import Clock
 from prfaas_net.gateway.cache_desk import CacheDesk
+from prfaas_net.gateway.cache_moves import CacheMoves
 from prfaas_net.gateway.calls import NodeClient
 from prfaas_net.gateway.fleet import Fleet
 from prfaas_net.gateway.request import Finish, ServingRequest, Token
@@ -22,6 +23,7 @@ class Services:
 
     Attributes:
         clock: for the router and for the times in records.
+        moves: brings cached prefixes to where they are wanted; None: nothing does.
         ttft_limit_s: requests whose first token is predicted later than this are refused at once; None: none is.
     """
 
@@ -31,6 +33,7 @@ class Services:
     desk: CacheDesk
     clock: Clock
     ttft_limit_s: float | None = None
+    moves: CacheMoves | None = None
 
     def decide(
         self, request: ServingRequest, cached: Match, excluded: Sequence[str] = (), *, again: bool = False
@@ -43,6 +46,10 @@ class Services:
             excluded: nodes that have failed the request.
             again: it was let in before, and is no longer turned away for being late.
         """
+        # What only some may share stays where it is.
+        copyable = {}
+        if self.moves is not None and self.router.policy.copies and not request.cache_salt:
+            copyable = self.moves.copyable(cached)
         arrival = Arrival(
             request.request_id,
             len(request.token_ids),
@@ -50,6 +57,7 @@ class Services:
             node_cached_tokens={node.node_id: node.usable_tokens for node in cached.nodes},
             ttft_limit_s=None if again else self.ttft_limit_s,
             excluded_nodes=tuple(excluded),
+            copyable_tokens=copyable,
         )
         return self.router.decide(arrival, now=self.clock.now())
 

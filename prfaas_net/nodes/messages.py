@@ -177,6 +177,7 @@ class NodeInfo(Message):
         groups: the kinds of state that the model has, which a usable prefix must all have.
         kv_size: how large its KVCache is.
         profile: how fast it is, if that was measured.
+        takes_prefixes: cached prefixes can be brought to it and from it (:mod:`prfaas_net.nodes.cache_messages`).
         convertible: it can take the other role while it serves (``POST /v1/role``).
         next_role: the role that it is about to take: it ends what it has, and meanwhile takes nothing new.
         draining: it ends what it has, takes nothing new, and leaves.
@@ -198,6 +199,7 @@ class NodeInfo(Message):
     convertible: bool = False
     next_role: Literal["prefill", "decode"] | None = None
     draining: bool = False
+    takes_prefixes: bool = False
 
 
 class TransferReport(Message):

@@ -144,11 +144,12 @@ class Predictor:
         self, arrival: Arrival, candidates: list[Candidate], state: FleetState, *, now: float
     ) -> list[Candidate]:
         """For every candidate whose cluster holds less of the prompt than another: itself after a copy of that."""
-        if not arrival.cached_tokens:
+        held = arrival.copyable_tokens or arrival.cached_tokens
+        if not held:
             return []
         found = []
-        holder = max(arrival.cached_tokens, key=lambda name: (arrival.cached_in(name), name))
-        longest = arrival.cached_in(holder)
+        holder = max(held, key=lambda name: (held[name], name))
+        longest = min(held[holder], arrival.prompt_tokens - 1)
         for old in candidates:
             link = state.links.get((holder, old.node.cluster))
             if holder == old.node.cluster or longest <= old.cached_tokens or link is None or not link.usable:

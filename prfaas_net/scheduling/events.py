@@ -39,6 +39,7 @@ class Arrival:
         node_cached_tokens: by node, where one holds more of it than its cluster shares.
         ttft_limit_s: the first token is worthless later than this after ``now``; None: whenever it comes.
         excluded_nodes: nodes that have failed it already.
+        copyable_tokens: by cluster, how long a prefix could be copied out of it, where that is not ``cached_tokens``.
     """
 
     request_id: str
@@ -48,6 +49,7 @@ class Arrival:
     node_cached_tokens: Mapping[str, int] = field(default_factory=dict)
     ttft_limit_s: float | None = None
     excluded_nodes: tuple[str, ...] = ()
+    copyable_tokens: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.prompt_tokens < 1 or self.output_tokens < 1:

@@ -251,7 +251,7 @@ class Router:
         found = self.predictor.candidates(arrival, decoders, state, now=now, needed_tokens=needed)
         if state.alone():
             found += self.predictor.alone(arrival, decoders, found, state, now=now, needed_tokens=needed)
-        if policy.copies and arrival.cached_tokens:
+        if policy.copies and (arrival.cached_tokens or arrival.copyable_tokens):
             found += self.predictor.with_copies(arrival, found, state, now=now)
         if len(decoders) > 1:
             for candidate in found:
