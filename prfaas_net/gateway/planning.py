@@ -144,8 +144,9 @@ class Planning:
         match instruction:
             case SetThreshold(threshold_tokens, reason):
                 before = getattr(self._router.policy, "threshold_tokens", None)
-                self._observe(ThresholdSet(threshold_tokens))
-                self.log.note(ThresholdMoved(self._clock.now(), before, threshold_tokens, reason))
+                if before is not None:  # other policies than `threshold` have none
+                    self._observe(ThresholdSet(threshold_tokens))
+                    self.log.note(ThresholdMoved(self._clock.now(), before, threshold_tokens, reason))
             case Drain():
                 self._changes.begin(instruction)
             case KeepRole(node_id, _, reason):

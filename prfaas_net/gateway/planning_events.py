@@ -54,7 +54,7 @@ class ThresholdMoved:
     """The router has another ``t``."""
 
     at_s: float
-    before_tokens: int | None
+    before_tokens: int
     after_tokens: int
     reason: str
 
@@ -126,7 +126,7 @@ class PlanningLog:
                 self._plans.labels(event.outcome).inc()
                 log.log(logging.INFO if event.outcome == "acted" else logging.DEBUG, "planner: %s", event.why)
             case ThresholdMoved():
-                log.info("planner: t from %s to %d tokens: %s", event.before_tokens, event.after_tokens, event.reason)
+                log.info("planner: t from %d to %d tokens: %s", event.before_tokens, event.after_tokens, event.reason)
             case ChangeBegan():
                 log.info("planner: %s is to %s from now on: %s", event.node, event.after, event.reason)
             case ChangeEnded():
