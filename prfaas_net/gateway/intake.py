@@ -114,7 +114,13 @@ class Intake:
             options=options,
             shape=shape(self.config.model, self._tokenizer.token_text, token_ids=bool(options.return_token_ids)),
             request=ServingRequest(
-                record.request_id, token_ids, sampling, arrived_s, deadline_at, options.cache_salt or ""
+                record.request_id,
+                token_ids,
+                sampling,
+                arrived_s,
+                deadline_at,
+                options.cache_salt or "",
+                seeded=options.seed is not None,
             ),
             record=record,
             explain=bool(options.explain) or request.headers.get(EXPLAIN_HEADER) == "1",

@@ -18,6 +18,7 @@ class ServingRequest:
     Attributes:
         arrived_s: when it came, on the clock of the gateway.
         deadline_at: when it must have ended, on the event loop's clock.
+        seeded: whether the client chose the seed.
         cache_salt: only requests with the same one may share cached state with it.
     """
 
@@ -27,6 +28,17 @@ class ServingRequest:
     arrived_s: float
     deadline_at: float
     cache_salt: str = ""
+    seeded: bool = False
+
+    @property
+    def needs_seed(self) -> bool:
+        """Whether an engine must be told the seed: the client chose it, or the answer may have to be made once more.
+
+        Engines draw faster without one, and draw anyhow.
+        """
+        sampling = self.sampling
+        counted = bool(sampling.presence_penalty or sampling.frequency_penalty)
+        return sampling.temperature > 0 and (self.seeded or counted)
 
     def with_seed_after(self, n_tokens: int) -> ServingRequest:
         """The same, for an engine whose draws depend on the seed and on how many there were before: what goes on there

@@ -122,6 +122,19 @@ async def test_what_sglang_is_asked() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [({}, False), ({"seed": 5}, True), ({"seed": 5, "temperature": 0}, False), ({"presence_penalty": 0.5}, True)],
+)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_seed_is_told_where_it_matters(kind: type[FakeEngine], body: dict[str, Any], told: bool) -> None:
+    """Where the client chose it, or where the answer could not be made once more without."""
+    async with engine_bench(engine := whole(kind)) as bench:
+        await bench.complete(**body)
+    call = engine.calls[0]
+    assert (("seed" in call) or ("sampling_seed" in call.get("sampling_params", {}))) is told
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_log_probabilities_pass(kind: type[FakeEngine]) -> None:
     """As many of the likeliest tokens as the client asked for, whatever an engine adds."""
@@ -177,7 +190,9 @@ async def test_kv_transfer_params_pass_from_prefill_to_decode_exactly() -> None:
         "remote_engine_id": "far", "remote_host": "10.0.0.1", "remote_port": 5600, "tp_size": 1,
         "key": "['far', 1]", "later": {"versions": ["may", None, 1.5]},
     }  # fmt: skip
-    own = ("stream", "stream_options", "max_tokens", "min_tokens", "kv_transfer_params")
+    # Of the prefill server's token nothing is used.
+    assert first["temperature"] == 0 and "seed" not in first and second["seed"] == 3
+    own = ("stream", "stream_options", "max_tokens", "min_tokens", "kv_transfer_params", "temperature", "seed")
     assert without(first, *own) == without(second, *own)
     assert second["max_tokens"] == 50 and second["stream"]
     assert (record["prefill_node"], record["decode_node"], record["prefilled_in"]) == ("far", "near", "prfaas")

@@ -113,11 +113,12 @@ def _body(request: ServingRequest) -> dict[str, Any]:
         "top_p": sampling.top_p,
         "top_k": sampling.top_k or -1,
         "min_p": sampling.min_p,
-        "sampling_seed": sampling.seed % (1 << _SEED_BITS),
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
         "repetition_penalty": sampling.repetition_penalty,
     }
+    if request.needs_seed:
+        params["sampling_seed"] = sampling.seed % (1 << _SEED_BITS)
     if sampling.logit_bias:
         params["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
     body: dict[str, Any] = {"input_ids": list(request.token_ids), "sampling_params": params, "stream": True}

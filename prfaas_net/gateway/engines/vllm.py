@@ -55,9 +55,11 @@ class VllmDialect(Dialect):
         return Handover(self._prefill(request, model, params | shared), decode)
 
     def _prefill(self, request: ServingRequest, model: str, params: dict[str, Any]) -> Call:
-        """The first token is computed again by the decode server, and thrown away here."""
-        body = _body(request, model) | {"stream": False, "max_tokens": 1, "min_tokens": 1, "kv_transfer_params": params}
-        body.pop("logprobs", None)
+        """The first token is computed again by the decode server, and thrown away here: the cheapest one will do."""
+        body = _body(request, model) | {"stream": False, "max_tokens": 1, "min_tokens": 1, "temperature": 0.0}
+        body["kv_transfer_params"] = params
+        for name in ("logprobs", "seed"):
+            body.pop(name, None)
         return Call(PATH, body, streamed=False)
 
     def check(self, answer: dict[str, Any], node: str) -> None:
@@ -116,12 +118,13 @@ def _body(request: ServingRequest, model: str) -> dict[str, Any]:
         "top_p": sampling.top_p,
         "top_k": sampling.top_k or -1,
         "min_p": sampling.min_p,
-        "seed": sampling.seed % (1 << _SEED_BITS),
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
         "repetition_penalty": sampling.repetition_penalty,
         "return_token_ids": True,
     }
+    if request.needs_seed:
+        body["seed"] = sampling.seed % (1 << _SEED_BITS)
     if sampling.logit_bias:
         body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
     if sampling.logprobs is not None:
