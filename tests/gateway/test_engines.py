@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from prfaas_net.gateway.engines import attempts
 from prfaas_net.scheduling import QueueSeen
 from tests.gateway.conftest import THRESHOLD_TOKENS
 from tests.gateway.engine_fakes import (
@@ -392,3 +393,15 @@ async def test_our_connectors_refusal_is_the_prefill_servers_fault(connector: bo
     async with engine_bench(prefill, decode) as bench:
         (step,) = (await bench.record(prompt=LONG))["fallbacks"]
         assert step["failed"] == "prefill node far" and "wrong role" in step["error"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_both_servers_are_told_the_trace(kind: type[FakeEngine], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spans of engines then belong to the request's own."""
+    parent = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+    monkeypatch.setattr(attempts, "trace_headers", lambda: parent)
+    prefill, decode = pair(kind)
+    async with engine_bench(prefill, decode) as bench:
+        await bench.complete(prompt=LONG)
+    for engine in (prefill, decode):
+        assert engine.headers[0]["traceparent"] == parent["traceparent"]

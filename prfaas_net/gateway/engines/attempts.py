@@ -13,6 +13,7 @@ from prfaas_net.gateway.engines.ranks import RANK_HEADER
 from prfaas_net.gateway.engines.server import EngineServer
 from prfaas_net.gateway.engines.stream import EngineStream
 from prfaas_net.gateway.request import Finish, ServingRequest, Token
+from prfaas_net.gateway.traces import trace_headers
 
 __all__ = ["EngineAttempt"]
 
@@ -118,9 +119,10 @@ class EngineAttempt(Attempt):
         return engine
 
     def _headers(self, server: EngineServer) -> dict[str, str]:
-        """An id that no server has seen, by which people find the request in all logs; the rank that has its prefix."""
+        """An id that no server has seen, by which people find the request in all logs; its trace; the rank that has its
+        prefix."""
         tries = sum(step.times for step in self._record.fallbacks)
-        headers = {"X-Request-Id": self._request.request_id + (f"-{tries}" if tries else "")}
+        headers = {"X-Request-Id": self._request.request_id + (f"-{tries}" if tries else ""), **trace_headers()}
         events = server.settings.kv_events
         if events is not None and events.dp_ranks > 1:
             rank = self._services.desk.caches.rank_of(server.name, self._keys, len(self._request.token_ids))
