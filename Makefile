@@ -7,7 +7,7 @@ VLLM   ?= .venv-vllm
 MODEL  ?=
 ARGS   ?=
 
-.PHONY: help setup run demo test test-netem test-vllm lint types format size clean
+.PHONY: help setup run demo test test-ui test-netem test-vllm lint types format size clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -29,6 +29,10 @@ demo: $(READY)  ## the same, then stop; exit 0 only if every output equals a sin
 
 test: $(READY)  ## all tests (under 10 minutes)
 	@PYTHONASYNCIODEBUG=1 $(BIN)/python -m pytest $(ARGS)
+
+test-ui: $(READY)  ## the dashboard in a real Chromium, screenshots under build/dashboard (under 2 minutes)
+	@sh tools/ui/setup.sh
+	@$(BIN)/python -m pytest -m ui tests/gateway/test_dashboard.py $(ARGS)
 
 test-netem: $(READY)  ## tests on a real impaired link: the laboratory, congestion (root; about 4 minutes)
 	@sh tools/netlab/setup.sh

@@ -69,6 +69,7 @@ class Attempt(ABC):
         self._services = services
         self._record = record
         self._failure: PrfaasError | None = None
+        self._blamed: Side | None = None
         self._waiting: asyncio.Timeout | None = None
         # In a task of its own: a prefill node may let us wait in its queue, and meanwhile the decode node must be
         # listened to.
@@ -158,7 +159,7 @@ class Attempt(ABC):
     def _abort(self, error: PrfaasError, side: Side | None) -> None:
         """Let :meth:`next` raise this error, also if it waits now. The first error counts."""
         if self._failure is None:
-            self._failure, self.side = error, side
+            self._failure, self._blamed = error, side
             if self._waiting is not None:
                 self._waiting.reschedule(asyncio.get_running_loop().time())
 
@@ -184,6 +185,8 @@ class Attempt(ABC):
         finally:
             self._waiting = None
         assert self._failure is not None
+        # Only now: whoever ended the attempt may have done so while it was still being started, on another side.
+        self.side = self._blamed
         raise self._failure
 
     def _follow_prefill(self, read: Callable[[], Awaitable[None]], blame: Callable[[PrfaasError], Side]) -> None:

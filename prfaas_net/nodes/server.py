@@ -43,6 +43,8 @@ _Call = TypeVar("_Call", bound=BaseModel)
 
 # Probes and metrics say nothing of requests, and probers have no key.
 OPEN_PATHS = ("/health", "/ready", "/live", "/metrics")
+# Gateways ask their nodes every second, by default.
+NOTICE_S = 1.5
 # What whoever was refused for want of room is asked to wait.
 RETRY_AFTER_S = 1
 # A 128K-token prompt is about 1 MB of JSON.
@@ -95,6 +97,7 @@ class ControlServer:
         self.address: tuple[str, int] = ("", 0)
         self.draining = False
         self.tracer: Tracer | None = None
+        self._asked = False
         self._info = info
         self._metrics = metrics
         self._node_key = node_key
@@ -134,8 +137,14 @@ class ControlServer:
         self.address = self._runner.addresses[0][:2]
 
     async def drain(self, within_s: float) -> None:
-        """Refuse new calls, and wait until those that run have ended, for so long at most."""
+        """Refuse new calls, and wait until those that run have ended, for so long at most.
+
+        A node that gateways ask stays for a moment even if nothing runs: until they have heard of it, it is better to
+        refuse their calls than not to be there.
+        """
         self.draining = True
+        if self._asked:
+            await asyncio.sleep(min(within_s, NOTICE_S))
         if self._jobs:
             log.info("draining: %d calls have %g s to end", len(self._jobs), within_s)
             _, left = await asyncio.wait(tuple(self._jobs), timeout=within_s)
@@ -250,6 +259,7 @@ class ControlServer:
             return self._refuse(error.to_wire())
 
     async def _node(self, request: web.Request) -> web.Response:
+        self._asked = True
         info = self._info().model_copy(update={"draining": self.draining})
         return web.Response(body=info.model_dump_json(), content_type="application/json")
 

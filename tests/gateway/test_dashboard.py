@@ -5,26 +5,36 @@ Screenshots are left under ``build/dashboard/``.
 
 from __future__ import annotations
 
+import asyncio
 import random
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 import pytest
 
 from tests.gateway.browser import CHROMIUM, Tab, open_tab
 from tests.gateway.conftest import Bench, open_bench
+from tests.gateway.fakes import Gate, Script
 from tests.gateway.feeds import FeedScript
 from tests.gateway.test_state_watch import link
 from tests.waiting import until
 
+Test = TypeVar("Test", bound=Callable[..., Any])
 SCREENSHOTS = Path(__file__).parents[2] / "build" / "dashboard"
 KEY = "a-key-of-the-test"
-in_chromium = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (apt-get install chromium)")
+NO_CHROMIUM = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (apt-get install chromium)")
+
+
+def in_chromium(test: Test) -> Test:
+    """Run with ``make test-ui``, which installs what is missing."""
+    marked: Test = pytest.mark.ui(pytest.mark.timeout(100)(NO_CHROMIUM(test)))
+    return marked
+
 
 # Every piece of text with the box that it takes; of SVG and HTML alike.
 TEXTS = """
@@ -70,6 +80,14 @@ def clashes(texts: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return found
 
 
+async def beats(feeds: list[FeedScript]) -> None:
+    """Nodes say something every other second, or their gateway takes what it knew of them for lost."""
+    while True:
+        await asyncio.sleep(1)
+        for feed in feeds:
+            feed.say({"event": "beat"})
+
+
 @asynccontextmanager
 async def shown(tmp_path: Path) -> AsyncIterator[Shown]:
     """A gateway with a key that has answered requests, whose links have had their ups and downs."""
@@ -78,7 +96,7 @@ async def shown(tmp_path: Path) -> AsyncIterator[Shown]:
     def prepare(fleet: Any) -> None:
         feeds.extend(FeedScript(node, "/v1/state/events") for node in (fleet.far, fleet.near))
 
-    async with open_bench(prepare=prepare, api_keys=[KEY], policy="threshold") as bench:
+    async with open_bench(prepare=prepare, api_keys=[KEY], policy="threshold", request_deadline=300) as bench:
         bench.http.headers["Authorization"] = f"Bearer {KEY}"
         rng = random.Random(1)
         for _ in range(24):
@@ -92,8 +110,19 @@ async def shown(tmp_path: Path) -> AsyncIterator[Shown]:
         inner = link("app-limited", goodput_bps=3.2e9, available_bps=9.4e9, base_rtt_s=0.0002)
         feeds[1].say({"event": "state", "queue_tokens": 800, "links": [inner]})
         await until(lambda: bench.gateway.router.state.nodes["pd-prefill-0"].foreign_tokens == 800)
-        async with open_tab(tmp_path / "profile") as tab:
-            yield Shown(bench, tab, feeds[0])
+        # Some are being answered all the while.
+        gate = Gate()
+        bench.fleet.decode.script = Script(hold_at=2, gate=gate)
+        beating = asyncio.create_task(beats(feeds))
+        asking = [asyncio.create_task(bench.complete(prompt="x" * 20 * n, max_tokens=4)) for n in (1, 4, 60)]
+        try:
+            await until(lambda: bench.fleet.decode.open_calls == len(asking))
+            async with open_tab(tmp_path / "profile") as tab:
+                yield Shown(bench, tab, feeds[0])
+        finally:
+            gate.go_on.set()
+            beating.cancel()
+            await asyncio.gather(beating, *asking, return_exceptions=True)
         for feed in feeds:
             feed.end()
 

@@ -229,7 +229,7 @@ async def test_a_node_that_restarts_hands_its_requests_on(bench: Bench, where: s
 @pytest.mark.parametrize("where", ["near", "decode"])
 async def test_a_node_that_falls_silent_is_left(where: str) -> None:
     """Its connections stay open and nothing comes over them: a request waits no longer than the watch takes."""
-    watch = {"poll_interval": 0.02, "poll_timeout": 0.05, "down_after": 2}
+    watch = {"poll_interval": 0.02, "poll_timeout": 0.5, "down_after": 2}
     async with open_bench(prepare=spare_nodes, fleet=watch) as bench:
         node: FakeNode = getattr(bench.fleet, where)
         script = node.script = Script(hold_at=0)
@@ -244,7 +244,7 @@ async def test_a_node_that_falls_silent_is_left(where: str) -> None:
 
 async def test_a_silent_node_is_not_left_where_there_is_no_other() -> None:
     """It may only have been held up: when it speaks again, the answer goes on."""
-    watch = {"poll_interval": 0.02, "poll_timeout": 0.05, "down_after": 2}
+    watch = {"poll_interval": 0.02, "poll_timeout": 0.5, "down_after": 2}
     async with open_bench(fleet=watch) as bench:
         decode = bench.fleet.decode
         script = decode.script = Script(hold_at=3)
@@ -257,6 +257,21 @@ async def test_a_silent_node_is_not_left_where_there_is_no_other() -> None:
             script.gate.go_on.set()
             assert text_of(await streaming) == ANSWER
         assert await rungs(bench) == {}
+
+
+async def test_a_prefill_node_that_is_lost_before_it_is_even_called_is_replaced(bench: Bench) -> None:
+    """While the decode node reserves, the prefill node that was chosen falls silent."""
+    gate = bench.fleet.decode.queue_gate = Gate()
+    posting = asyncio.create_task(explained(bench))
+    async with asyncio.timeout(20):
+        await gate.reached.wait()
+        assert bench.gateway._lifecycle is not None
+        bench.gateway._lifecycle.abandon_node("pd-prefill-0")
+        bench.fleet.decode.queue_gate = None
+        gate.go_on.set()
+        record = await posting
+    assert [step["rung"] for step in record["fallbacks"]] == ["prefill_node"]
+    assert record["prefill_node"] == "prfaas-0"
 
 
 async def test_a_decode_node_that_dies_while_the_prompt_waits_in_a_queue(bench: Bench) -> None:
