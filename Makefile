@@ -39,7 +39,7 @@ test-netem: $(READY)  ## tests on a real impaired link: the laboratory, congesti
 	@PATH="$$PATH:/usr/sbin:/sbin" $(BIN)/python -m pytest -m netem tests/netem $(ARGS)
 
 test-vllm: $(READY) $(VLLM)/.ready  ## tests with real vLLM servers on the CPU (10 minutes, 4 GB of disk the first time)
-	@$(BIN)/python -m pytest -m vllm tests/vllm $(ARGS)
+	@$(BIN)/python -m pytest -m vllm -o asyncio_debug=false tests/vllm $(ARGS)
 
 # vLLM does not start beside torchvision and torchaudio of another build of torch.
 $(VLLM)/.ready: tests/vllm/constraints.txt pyproject.toml

@@ -30,5 +30,6 @@ async def test_many_requests_through_the_gateway_do_not_mix(pair: Pair, client: 
     expected = [await client.alone(pair.decode, prompt, N_TOKENS) for prompt in prompts]
     async with pair.path(), gateway(pair) as url:
         answers = await asyncio.gather(*(client.ask(url, prompt, N_TOKENS) for prompt in prompts))
+    assert [answer.status for answer in answers] == [200] * 4, [answer.body for answer in answers]
     assert [answer.tokens for answer in answers] == expected
     await until_free(client, pair.prefill, pair.decode)

@@ -25,6 +25,8 @@ PROMPTS = {
     "deepseekv3-mla576": {5: 10, 33: 16, 70: 10, 130: 5, 300: 17, 900: 7},
 }
 SLOW_BPS = 2_000_000
+# vLLM keeps no prefixes of recurrent models unless it is told to, and none of latents on a CPU.
+KEEPS_PREFIXES = {"gptoss-swa-sink"}
 SITE_BPS, SITE_RTT_S = 200_000_000, 0.040
 
 
@@ -56,7 +58,7 @@ async def test_two_steps_give_the_tokens_of_one_server(pair: Pair, client: Clien
     assert answer.tokens == expected
     after = await client.metrics(pair.decode)
     received = "vllm:prfaas_received_bytes_total"
-    assert after[received] > before.get(received, 0.0)
+    assert after[received] > before.get(received, 0.0), pair.decode.last_words()
     await until_free(client, pair.prefill, pair.decode)
 
 
@@ -98,7 +100,7 @@ async def test_a_prefix_that_either_side_has_is_used(pair: Pair, client: Client)
             sizes.append(after - before)
     first, with_prefix, salted = sizes
     assert first == salted
-    if pair.model != "qwen3next-gdn-gqa":  # vLLM keeps no prefixes of recurrent models unless it is told to
+    if pair.model in KEEPS_PREFIXES:
         assert with_prefix < first / 2
     await until_free(client, pair.prefill, pair.decode)
 
