@@ -17,7 +17,7 @@ from prfaas_net.errors import PrfaasError
 from prfaas_net.units import format_rate
 from tools.netlab import choosing
 from tools.netlab.closed_loop import ARMS, Experiment, play_arm, write_closed_loop_model
-from tools.netlab.closed_loop_report import draw, report
+from tools.netlab.closed_loop_report import draw, need_matplotlib, report
 from tools.netlab.fleet import watch
 from tools.netlab.link import link
 from tools.netlab.measure import measure
@@ -133,6 +133,8 @@ def closed_loop(
 ) -> None:
     """Serve on a link of which a competitor takes most for half a minute, once for each way of routing (90 s each)."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
+    if plot is not None:
+        need_matplotlib()  # before minutes have passed
     if not (model / "tokenizer.json").exists():
         write_closed_loop_model(model)
     experiment, arms = Experiment(arena=arena), []
@@ -141,13 +143,16 @@ def closed_loop(
         with link(backend=backend, **experiment.link()) as made:
             arms.append(play_arm(name, experiment, made, model))
     body = report(arms)
+    shown = body if json else {**body, "arms": {name: _figures(one) for name, one in body["arms"].items()}}
+    option = 0 if json else orjson.OPT_INDENT_2
+    sys.stdout.write(orjson.dumps(shown, option=option | orjson.OPT_SERIALIZE_NUMPY).decode() + "\n")
+    sys.stdout.flush()
     if plot is not None:
         draw(body, plot)
-    if not json:
-        for one in body["arms"].values():
-            del one["timeline"]
-    option = 0 if json else orjson.OPT_INDENT_2
-    sys.stdout.write(orjson.dumps(body, option=option | orjson.OPT_SERIALIZE_NUMPY).decode() + "\n")
+
+
+def _figures(arm: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in arm.items() if name != "timeline"}
 
 
 @app.command("measure")

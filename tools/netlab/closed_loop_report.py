@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from prfaas_net.congestion.verdict import LinkState
 from prfaas_net.errors import ConfigError
 from tools.netlab.closed_loop import Played, Served
 
-__all__ = ["draw", "report", "timeline"]
+__all__ = ["draw", "need_matplotlib", "report", "timeline"]
 
 # A point of the timelines covers so much, of requests several times that: few arrive.
 BIN_S, REQUESTS_BIN_S = 0.5, 3.0
@@ -124,19 +125,27 @@ def timeline(played: Played) -> dict[str, list[Any]]:
     }
 
 
+def need_matplotlib() -> None:
+    """
+    Raises:
+        ConfigError: it is not installed.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("plots need matplotlib", do="pip install 'prfaas-net[plots]'")
+
+
 def draw(body: dict[str, Any], path: Path) -> None:
     """One picture over all arms of a :func:`report`: verdict, goodput, offloaded share, token times, drain time.
 
     Raises:
         ConfigError: matplotlib is not installed.
     """
-    try:
-        import matplotlib
+    need_matplotlib()
+    import matplotlib
 
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise ConfigError("plots need matplotlib", do="pip install 'prfaas-net[plots]'") from error
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
     path.parent.mkdir(parents=True, exist_ok=True)
     figure, axes = plt.subplots(6, sharex=True, figsize=(8.0, 10.5))
     states = [state.value for state in LinkState]
