@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Annotated, Any
 
 import aiohttp
@@ -14,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from prfaas_net.errors import AuthError, LinkError, PeerError, PrfaasError
+from prfaas_net.nodes.http_tls import ClientTlsSection
 from prfaas_net.units import format_bytes, format_duration, format_rate
 
 __all__ = ["frame", "top"]
@@ -30,14 +32,19 @@ def top(
     api_key: Annotated[
         str | None, typer.Option("--api-key", envvar="PRFAAS_API_KEY", help="If the gateway asks for one.")
     ] = None,
+    ca: Annotated[
+        Path | None, typer.Option("--ca", help="PEM file of the authority that signed the gateway's certificate.")
+    ] = None,
     interval: Annotated[float, typer.Option("--interval", min=0.1, max=60, help="Seconds between two looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
 ) -> None:
     """Show links, queues, TTFT, offload share and threshold of a gateway; Ctrl-C ends it."""
-    asyncio.run(_look(url.rstrip("/"), api_key, interval, Console(), once=once))
+    asyncio.run(_look(url.rstrip("/"), api_key, interval, Console(), once=once, ca=ca))
 
 
-async def _look(url: str, api_key: str | None, interval_s: float, console: Console, *, once: bool) -> None:
+async def _look(
+    url: str, api_key: str | None, interval_s: float, console: Console, *, once: bool, ca: Path | None = None
+) -> None:
     """Ask and draw, once or until interrupted.
 
     Raises:
@@ -45,7 +52,8 @@ async def _look(url: str, api_key: str | None, interval_s: float, console: Conso
     """
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     timeout = aiohttp.ClientTimeout(total=ANSWER_WITHIN_S)
-    async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+    connector = aiohttp.TCPConnector(ssl=ClientTlsSection(ca=ca).context())
+    async with aiohttp.ClientSession(headers=headers, timeout=timeout, connector=connector) as session:
         fleet = await _fleet(session, url)
         if once:
             console.print(frame(fleet))

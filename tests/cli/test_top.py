@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import io
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from prfaas_net.cli.top import frame
+from prfaas_net.cli.top import _look, frame
+from prfaas_net.errors import LinkError
 from tests.cli.test_cli import users_environ
 from tests.gateway.conftest import open_bench
+from tests.transport.certificates import Authority
 
 FLEET: dict[str, Any] = {
     "model": "m", "policy": "threshold", "threshold_tokens": 19_400, "offload_share": 0.496, "requests_in_flight": 7,
@@ -118,3 +121,15 @@ async def test_no_gateway_is_one_line() -> None:
     code, text, errors = await run_top("--once", "--url", "http://127.0.0.1:1")
     assert (code, text) == (2, "")
     assert "--url" in errors and "Traceback" not in errors and len(errors.strip().splitlines()) == 1
+
+
+async def test_a_gateway_whose_certificate_is_signed_by_ones_own_authority(tmp_path: Path) -> None:
+    """Is looked at with that; without it one line says what is wrong with it."""
+    authority = Authority(tmp_path)
+    files = authority.issue("gateway")
+    tls = {"certificate": str(files.certificate), "key": str(files.key)}
+    async with open_bench(http={"port": 0, "tls": tls}) as bench:
+        console = Console(file=io.StringIO(), width=120)
+        await _look(bench.gateway.url, None, 1.0, console, once=True, ca=authority.path)
+        with pytest.raises(LinkError, match="certificate verify failed"):
+            await _look(bench.gateway.url, None, 1.0, console, once=True)
