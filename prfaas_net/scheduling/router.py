@@ -74,7 +74,9 @@ class Router:
         if request_id in self.state.assignments:
             raise UsageError("a request of this id is in flight", request=request_id)
         self._story.append((now, request_id, arrival))
-        candidates = self._candidates(arrival, now)
+        found = self._candidates(arrival, now)
+        # Whatever the policy: a link that is down is no way, unless there is no other.
+        candidates = [c for c in found if c.link is None or c.link.usable] or found
         limit_s = arrival.ttft_limit_s
         if limit_s is not None:
             soonest_s = min(c.ttft_s for c in candidates)
@@ -91,7 +93,8 @@ class Router:
         if limit_s is not None and best.ttft_s > limit_s:
             # The policy's own choice would miss it; the best of its others that does not is taken.
             best = next((c for c in ranking.order if c.ttft_s <= limit_s), best)
-        decision = self._decision(request_id, best, ranking)
+        down = (f"{len(found) - len(candidates)} refused: their link is down",) if len(candidates) < len(found) else ()
+        decision = self._decision(request_id, best, ranking, down)
         self.state.assign(
             Assignment(
                 request_id, best.node.node_id, best.decode.node_id, best.incremental_tokens, best.prefill_s, now,
@@ -170,7 +173,7 @@ class Router:
         if assignment is not None and node is not None:
             node.correction.arrived(now - assignment.landed_at_s, now=now)
 
-    def _decision(self, request_id: str, best: Candidate, ranking: Ranking) -> Decision:
+    def _decision(self, request_id: str, best: Candidate, ranking: Ranking, down: tuple[str, ...]) -> Decision:
         node, decode = best.node, best.decode
         return Decision(
             request_id=request_id,
@@ -185,6 +188,7 @@ class Router:
             threshold_tokens=ranking.threshold_tokens,
             reasons=(
                 *ranking.reasons,
+                *down,
                 f"prefill on {node.node_id}: {node.pending_tokens} tokens queued there",
                 f"decode on {decode.node_id}: {decode.running_requests} requests running there",
             ),

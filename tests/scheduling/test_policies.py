@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from prfaas_net.congestion.verdict import LinkState
@@ -15,6 +17,7 @@ from prfaas_net.scheduling import (
     EarliestFinishPolicy,
     KvSize,
     LinkSeen,
+    NodeDown,
     NodeProfile,
     NodeSeen,
     OverloadedError,
@@ -30,6 +33,7 @@ from prfaas_net.scheduling import (
     TransferLanded,
     TransferProgress,
     make_policy,
+    policy_names,
 )
 from prfaas_net.units import MiB
 
@@ -194,13 +198,18 @@ def test_what_was_promised_to_a_link_counts_until_it_has_landed() -> None:
     assert router.state.links["prfaas", "pd"].promised_bits == pytest.approx(bits)
 
 
-def test_a_dead_link_is_refused_and_the_answer_says_so() -> None:
-    """As long as there is another way."""
+@pytest.mark.parametrize("policy", policy_names())
+def test_a_dead_link_is_refused_and_the_answer_says_so(policy: str) -> None:
+    """Whatever the policy, as long as there is another way."""
+    settings = PolicySettings(1_000, Random(1))
     router = fleet()
+    router.policy = make_policy(policy, settings)
     link(router, state=LinkState.DOWN, now=1.0)
     decision = decide(router, 4_000, now=1.0)
     assert decision.prefill_node == "p0"
-    assert any("no budget left" in reason for reason in decision.reasons)
+    assert "1 refused: their link is down" in decision.reasons
+    router.observe(NodeDown("p0"), now=2.0)
+    assert router.decide(Arrival("no-other-way", 4_000), now=2.0).prefill_node == "x0"
 
 
 @pytest.mark.parametrize(("patience_s", "node"), [(None, "x0"), (3.0, "x0"), (1.0, "p0")])

@@ -7,9 +7,11 @@ from random import Random
 
 import pytest
 
+from prfaas_net.congestion.verdict import LinkState
 from prfaas_net.errors import UsageError
 from prfaas_net.scheduling import (
     Convert,
+    LinkSeen,
     Planner,
     PlannerSettings,
     PolicySettings,
@@ -115,6 +117,19 @@ def test_a_dead_prfaas_cluster_costs_speed_and_no_request(policy: str) -> None:
     assert any(off for at, off in zip(result.arrived_s, result.offloaded, strict=True) if at > 80.0)
 
 
+@pytest.mark.parametrize("policy", ["threshold", "earliest-finish"])
+def test_a_link_that_is_down_is_not_used_and_comes_back(policy: str) -> None:
+    """The detector says so within a second or two; what was under way lands when the link is back."""
+    fleet = paper_fleet(4, 3, 5, pipelined=True, steps=drop(100 * GBPS, 0.0, at_s=[40.0], for_s=30.0), rtt_s=0.02)
+    simulation, result = run(policy, load=0.5, fleet=fleet)
+    heard = [e.state for _, e in simulation.router.story("prfaas>pd") if isinstance(e, LinkSeen)]
+    assert LinkState.DOWN in heard and heard[-1] is not LinkState.DOWN
+    assert result.finished == 400 and result.lost == 0
+    rows = list(zip(result.arrived_s, result.offloaded, strict=True))
+    assert not any(offloaded for at_s, offloaded in rows if 44.0 < at_s < 70.0)
+    assert any(offloaded for at_s, offloaded in rows if at_s > 85.0)
+
+
 def test_a_dead_decode_node_loses_its_requests_to_others() -> None:
     """They are prefilled again and decoded elsewhere."""
     fleet = replace(paper_fleet(4, 3, 5, pipelined=True), failures=(NodeFailure("pd-decode-0", 30.0),))
@@ -189,6 +204,28 @@ def test_roles_change_while_serving_and_no_request_is_dropped() -> None:
     converted = [i for _, i in result.instructions if isinstance(i, Convert)]
     assert [i.role for i in converted] == [Role.DECODE, Role.DECODE]
     assert len(result.thresholds) > 1
+
+
+def test_a_step_in_output_length_moves_two_nodes_and_back_and_noise_moves_none() -> None:
+    """1,024 to 2,048 and back, every minute up to 10 % off: N_p goes from 3 to 1 and to 3 again, in four changes."""
+    work, rng = paper_workload(), Random(7)
+    planner = Planner(
+        work.kv,
+        {"prfaas": profile("H200"), "pd": profile("H20")},
+        PlannerSettings(period_s=60, window_s=300, dwell_s=200, least_requests=50),
+    )
+    noise = [rng.uniform(0.9, 1.1) for _ in range(200)]
+    requests = [
+        replace(r, output_tokens=round((2048 if 1000 <= r.at_s < 2500 else 1024) * noise[int(r.at_s / 60)]))
+        for r in poisson(work.lengths, 1024, rate_req_s=1.5, count=6000, seed=1)
+    ]
+    policy = make_policy("threshold", settings())
+    simulation = Simulation(paper_fleet(4, 3, 5, pipelined=True), policy, planner=planner, detector=False)
+    result = simulation.run(requests)
+    moves = [(at_s, i.role) for at_s, i in result.instructions if isinstance(i, Convert)]
+    assert [role for _, role in moves] == [Role.DECODE, Role.DECODE, Role.PREFILL, Role.PREFILL]
+    assert 1000 < moves[0][0] < moves[1][0] < 2500 < moves[2][0]
+    assert result.finished == 6000 and result.lost == result.retried == 0
 
 
 def test_cross_traffic_comes_and_goes_by_its_seed() -> None:
