@@ -152,7 +152,10 @@ class DevicePages:
             at += n_bytes
             spread = part.permute(0, 2, 1, 3).reshape(n_blocks * tokens, n_heads, dim).clone()
             spread[first : first + count] = rows
-            spread[first + count :] = 0  # masked, but must not be a NaN of the last user
+            # What lies beside them is masked, but must not be a NaN of the last user.
+            spread[first + count :] = 0
+            if any(chunk.start == begins for begins, _ in section.runs):
+                spread[:first] = 0
             part.copy_(spread.view(n_blocks, tokens, n_heads, dim).permute(0, 2, 1, 3))
         pages[index] = picked
 

@@ -73,7 +73,7 @@ class HostPages:
             for row, block in zip(rows, self._blocks(chunk, section.unit_tokens, blocks), strict=True):
                 row[:] = self._page(chunk, block)
         else:
-            self._rows(chunk, blocks, target, section.heads, write=False)
+            self._read_rows(chunk, blocks, target, section.heads)
         done()
 
     def scatter(
@@ -87,14 +87,15 @@ class HostPages:
             for row, block in zip(rows, self._blocks(chunk, section.unit_tokens, blocks), strict=True):
                 self._page(chunk, block)[:] = row
         else:
-            self._rows(chunk, blocks, source, heads, write=True)
+            begins = any(chunk.start == first for first, _ in section.runs)
+            self._write_rows(chunk, blocks, source, heads, begins=begins)
 
     def settle(self) -> None:
         """Copies here are over when they return."""
 
     def _page(self, chunk: PageChunk, block: int) -> Bytes:
         if block == NULL_BLOCK:
-            raise InternalError("a block that is to be sent was given up", found=f"{chunk.layer}, token {chunk.start}")
+            raise _given_up(chunk)
         page: Bytes = self._memory[chunk.layer][block]
         return page
 
@@ -102,37 +103,50 @@ class HostPages:
     def _blocks(chunk: PageChunk, block_tokens: int, blocks: Sequence[int]) -> Sequence[int]:
         return blocks[chunk.start // block_tokens : -(-chunk.stop // block_tokens)]
 
-    def _rows(
-        self, chunk: PageChunk, blocks: Sequence[int], flat: Bytes, heads: tuple[int, int], *, write: bool
+    def _read_rows(self, chunk: PageChunk, blocks: Sequence[int], flat: Bytes, heads: tuple[int, int]) -> None:
+        for part, rows in self._parts_of(chunk, flat, heads):
+            for block, (first, last), row in self._pieces(chunk, blocks):
+                rows[row : row + last - first] = part[block, :, first:last].transpose(1, 0, 2)
+
+    def _write_rows(
+        self, chunk: PageChunk, blocks: Sequence[int], flat: Bytes, heads: tuple[int, int], *, begins: bool
     ) -> None:
-        block_tokens = self._layout.by_layer[chunk.layer][1].block_tokens
+        """What lies beside the rows in their blocks is masked, but must not be a NaN of the last user: it is zeroed.
+
+        Args:
+            begins: the chunk is the first of its run, so that nothing before it belongs to it.
+        """
+        for part, rows in self._parts_of(chunk, flat, heads):
+            for block, (first, last), row in self._pieces(chunk, blocks):
+                part[block, :, first:last] = rows[row : row + last - first].transpose(1, 0, 2)
+                part[block, :, last:] = 0
+                if begins and row == 0:
+                    part[block, :, :first] = 0
+
+    def _parts_of(
+        self, chunk: PageChunk, flat: Bytes, heads: tuple[int, int]
+    ) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+        """Each part as it lies in the pages, and its rows in the chunk, of shape (tokens, heads, dim)."""
         n_tokens, at = chunk.stop - chunk.start, 0
         for part in self._parts[chunk.layer]:
             chosen = part[:, heads[0] : heads[1]] if heads[1] else part
             n_heads, dim = chosen.shape[1], chosen.shape[3]
             n_bytes = n_tokens * n_heads * dim * chosen.itemsize
-            rows = flat[at : at + n_bytes].view(chosen.dtype).reshape(n_tokens, n_heads, dim)
+            yield chosen, flat[at : at + n_bytes].view(chosen.dtype).reshape(n_tokens, n_heads, dim)
             at += n_bytes
-            for block, (first, last), row in _pieces(chunk, block_tokens, blocks):
-                if block == NULL_BLOCK:
-                    raise InternalError("a block that is to be sent was given up", found=f"{chunk.layer}, token {row}")
-                inside = chosen[block, :, first:last].transpose(1, 0, 2)
-                if write:
-                    inside[:] = rows[row : row + last - first]
-                    # What follows in the block is masked, but must not be a NaN of the last user.
-                    chosen[block, :, last:] = 0
-                else:
-                    rows[row : row + last - first] = inside
 
-
-def _pieces(chunk: PageChunk, block_tokens: int, blocks: Sequence[int]) -> Iterator[tuple[int, tuple[int, int], int]]:
-    """(block, tokens inside it, first row) of a chunk's tokens."""
-    token = chunk.start
-    while token < chunk.stop:
-        position, first = divmod(token, block_tokens)
-        last = min(block_tokens, first + chunk.stop - token)
-        yield blocks[position] if position < len(blocks) else NULL_BLOCK, (first, last), token - chunk.start
-        token += last - first
+    def _pieces(self, chunk: PageChunk, blocks: Sequence[int]) -> Iterator[tuple[int, tuple[int, int], int]]:
+        """(block, tokens inside it, first row) of a chunk's tokens."""
+        block_tokens = self._layout.by_layer[chunk.layer][1].block_tokens
+        token = chunk.start
+        while token < chunk.stop:
+            position, first = divmod(token, block_tokens)
+            last = min(block_tokens, first + chunk.stop - token)
+            block = blocks[position] if position < len(blocks) else NULL_BLOCK
+            if block == NULL_BLOCK:
+                raise _given_up(chunk)
+            yield block, (first, last), token - chunk.start
+            token += last - first
 
 
 def _part_views(memory: Bytes, page: PageLayout) -> list[npt.NDArray[Any]]:
@@ -144,3 +158,7 @@ def _part_views(memory: Bytes, page: PageLayout) -> list[npt.NDArray[Any]]:
         strides = (memory.strides[0], part.head_stride, part.token_stride, part.dim_stride)
         views.append(np.lib.stride_tricks.as_strided(words[:, part.offset // part.item_bytes :], shape, strides))
     return views
+
+
+def _given_up(chunk: PageChunk) -> InternalError:
+    return InternalError("a block that is to be sent was given up", found=f"{chunk.layer}, token {chunk.start}")

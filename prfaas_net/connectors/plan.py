@@ -201,7 +201,11 @@ def sections_of(
         if share.form is Form.STATE:
             key: tuple[Any, ...] = (share.form, 0, page.n_bytes, (), (0, 0))
         else:
-            runs = needed_runs(blocks[index], group.block_tokens, start, stop)
+            first = start
+            if share.form is Form.ROWS and group.window_tokens:
+                # Blocks of another size: theirs may hold no more than what the token at ``stop`` still sees.
+                first = max(start, stop - group.window_tokens + 1)
+            runs = needed_runs(blocks[index], group.block_tokens, first, stop)
             if not runs:
                 continue
             lo, hi = share.target_heads

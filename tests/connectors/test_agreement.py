@@ -74,6 +74,33 @@ def test_blocks_of_another_size_and_rows_in_another_order_are_converted(
     assert target.holds(blocks_for(TOKENS, ours), 0, TOKENS)
 
 
+@pytest.mark.parametrize(("theirs", "ours"), [(16, 64), (64, 16), (32, 16)])
+def test_of_a_window_no_more_is_asked_for_than_smaller_blocks_still_hold(theirs: int, ours: int) -> None:
+    """Blocks that a window has left are null there, though a larger block here begins before them."""
+    window, stop = 32, 200
+
+    def one(tokens: int) -> tuple[EngineLayout, tuple[list[int], ...]]:
+        group = GroupLayout(StateKind.WINDOW, tokens, window, 2, (("l0", 0),))
+        layout = EngineLayout("test 1", "tiny", "w", 1, 0, (cpu_page(2, tokens, 4),), (group,))
+        left = (stop - window + 1) // tokens  # blocks that the token at ``stop`` does not see any part of
+        return layout, ([0] * left + list(range(1, 1 - (-stop // tokens) - left)),)
+
+    (their_layout, their_blocks), (our_layout, our_blocks) = one(theirs), one(ours)
+    source, target = FakeEngine(their_layout), FakeEngine(our_layout)
+    source.write(their_blocks, 0, stop)
+    target.memory["l0"][:] = 255
+    shares = agree(our_layout, their_layout).shares[0]
+    plan = PagePlan(stop, sections_of(our_layout, shares, our_blocks, 0, stop), 12, 1 << 20)
+    for chunk in plan.chunks:
+        data = memoryview(bytearray(chunk.n_bytes))
+        source.pages.gather(chunk, plan.sections[0], their_blocks[0], data, lambda: None)
+        target.pages.scatter(chunk, plan.sections[0], our_blocks[0], data, (0, 0))
+    assert target.holds(our_blocks, stop - window + 1, stop)
+    before = (stop - window + 1) % ours
+    for part in target.pages._parts["l0"]:
+        assert np.count_nonzero(part[our_blocks[0][(stop - window + 1) // ours], :, :before]) == 0
+
+
 def test_equal_pages_are_copied_as_they_are() -> None:
     """Then nothing has to be known of what is in them, and a page crosses in one piece."""
     page = PageLayout(640, "bfloat16", "cpu amx")  # packed for matrix units
