@@ -178,6 +178,12 @@ class Fleet:
                 node.wake.set()
 
     @property
+    def client_fields(self) -> frozenset[str]:
+        """What clients may ask for beyond what our own nodes know: fields of the engine's own."""
+        engine = next((node.engine for node in self.nodes if node.engine is not None), None)
+        return engine.dialect.client_fields if engine is not None else frozenset()
+
+    @property
     def vocab_size(self) -> int | None:
         """Smallest vocabulary of the nodes that are up; None while none is."""
         return min((n.info.vocab_size for n in self.nodes if n.info and n.up), default=None)

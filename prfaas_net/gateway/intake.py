@@ -17,6 +17,7 @@ from prfaas_net.gateway.openai_api import (
     ChatBody,
     CompletionBody,
     Options,
+    fields_of,
     messages_of,
     parse_body,
     prompt_of,
@@ -102,7 +103,8 @@ class Intake:
         deadline_at = asyncio.get_running_loop().time() + self.config.request_deadline
         try:
             async with asyncio.timeout_at(deadline_at):
-                options = parse_body(await self._read(request), body)
+                raw = await self._read(request)
+                options = parse_body(raw, body)
                 self.check_model(options.model)
                 token_ids = await self._token_ids(options)
         except TimeoutError as error:
@@ -121,6 +123,7 @@ class Intake:
                 deadline_at,
                 options.cache_salt or "",
                 seeded=options.seed is not None,
+                extra=fields_of(raw, self._services.fleet.client_fields),
             ),
             record=record,
             explain=bool(options.explain) or request.headers.get(EXPLAIN_HEADER) == "1",

@@ -80,7 +80,7 @@ class WaitingRoom:
 def rest_of(request: ServingRequest, answered: Sequence[int]) -> tuple[ServingRequest, bool]:
     """What is left of a request whose client has ``answered``, and whether that is part of its prompt now."""
     sampling = request.sampling
-    if not answered or sampling.presence_penalty or sampling.frequency_penalty:
+    if not answered or request.must_repeat:
         return request, False
     left = replace(
         sampling,

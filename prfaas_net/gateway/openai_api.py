@@ -16,7 +16,16 @@ from prfaas_net.gateway.api_errors import ApiError
 from prfaas_net.nodes.engine_api import Sampling
 from prfaas_net.nodes.messages import MAX_BIASES, MAX_LOGPROBS, MAX_SALT_CHARS
 
-__all__ = ["ChatBody", "CompletionBody", "Options", "StreamOptions", "messages_of", "parse_body", "prompt_of"]
+__all__ = [
+    "ChatBody",
+    "CompletionBody",
+    "Options",
+    "StreamOptions",
+    "fields_of",
+    "messages_of",
+    "parse_body",
+    "prompt_of",
+]
 
 # Each choice is a run of its own on the decode nodes.
 MAX_CHOICES = 16
@@ -228,6 +237,14 @@ def parse_body(raw: bytes, model: type[_Body]) -> _Body:
     if isinstance(body, ChatBody) and body.top_logprobs and not body.logprobs:
         raise ApiError("top_logprobs needs logprobs: true", param="top_logprobs")
     return body
+
+
+def fields_of(raw: bytes, names: frozenset[str]) -> dict[str, Any]:
+    """Of a body that was parsed before, the fields of these names that say something."""
+    if not names:
+        return {}
+    tree = orjson.loads(raw)
+    return {name: tree[name] for name in sorted(names & tree.keys()) if tree[name] is not None}
 
 
 def prompt_of(raw: Any) -> str | list[int]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from prfaas_net.nodes.engine_api import Sampling
 from prfaas_net.nodes.messages import LogprobsModel
@@ -19,6 +20,7 @@ class ServingRequest:
         arrived_s: when it came, on the clock of the gateway.
         deadline_at: when it must have ended, on the event loop's clock.
         seeded: whether the client chose the seed.
+        extra: what else it asked of an engine that is not ours, by that engine's names.
         cache_salt: only requests with the same one may share cached state with it.
     """
 
@@ -29,6 +31,13 @@ class ServingRequest:
     deadline_at: float
     cache_salt: str = ""
     seeded: bool = False
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def must_repeat(self) -> bool:
+        """Whether an answer cannot be gone on with from its tokens alone: sampling counts them, or a grammar is at some
+        place in them. Elsewhere it is then made once more."""
+        return bool(self.sampling.presence_penalty or self.sampling.frequency_penalty or self.extra)
 
     @property
     def needs_seed(self) -> bool:
@@ -36,9 +45,7 @@ class ServingRequest:
 
         Engines draw faster without one, and draw anyhow.
         """
-        sampling = self.sampling
-        counted = bool(sampling.presence_penalty or sampling.frequency_penalty)
-        return sampling.temperature > 0 and (self.seeded or counted)
+        return self.sampling.temperature > 0 and (self.seeded or self.must_repeat)
 
     def with_seed_after(self, n_tokens: int) -> ServingRequest:
         """The same, for an engine whose draws depend on the seed and on how many there were before: what goes on there

@@ -136,6 +136,35 @@ async def test_a_seed_is_told_where_it_matters(kind: type[FakeEngine], body: dic
     assert (("seed" in call) or ("sampling_seed" in call.get("sampling_params", {}))) is told
 
 
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (FakeVllm, {"structured_outputs": {"json": {"type": "object"}}, "stop_token_ids": [7], "bad_words": ["no"]}),
+        (FakeSglang, {"json_schema": '{"type": "object"}', "stop_token_ids": [7]}),
+    ],
+)
+async def test_what_only_the_engine_knows_is_handed_on(kind: type[FakeEngine], fields: dict[str, Any]) -> None:
+    """To both servers; what nobody knows is not, and what the gateway sets itself cannot be overridden."""
+    prefill, decode = pair(kind)
+    async with engine_bench(prefill, decode) as bench:
+        await bench.complete(prompt=LONG, best_guess=1, kv_transfer_params={"x": 1}, bootstrap_room=7, **fields)
+    for call in (prefill.calls[0], decode.calls[0]):
+        asked = call.get("sampling_params", call)
+        assert {name: asked[name] for name in fields} == fields
+        assert "best_guess" not in call and call.get("bootstrap_room") != 7
+        assert "x" not in call.get("kv_transfer_params", {})
+
+
+async def test_an_answer_under_a_grammar_is_made_once_more_elsewhere() -> None:
+    """The other server does not know where in its grammar it stands: it is compared, and not sent twice."""
+    a, b = (FakeVllm(Handovers(), name, "both", "pd") for name in "ab")
+    async with engine_bench(a, b) as bench:
+        a.script = EngineScript(fail_at=5, die=True)
+        record = await bench.record(structured_outputs={"regex": ".*"}, temperature=0)
+    assert record["output_tokens"] == len(ANSWER) and not record["fallbacks"][0]["resumed"]
+    assert b.calls[0]["prompt"] == a.calls[0]["prompt"] and b.calls[0]["max_tokens"] == a.calls[0]["max_tokens"]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_log_probabilities_pass(kind: type[FakeEngine]) -> None:
     """As many of the likeliest tokens as the client asked for, whatever an engine adds."""

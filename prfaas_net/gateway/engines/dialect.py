@@ -71,6 +71,7 @@ class Dialect(ABC):
         metrics: its names for load.
         decodes_alone: whether a decode server computes prompts itself where it is not told of another.
         max_line_bytes: of one event.
+        client_fields: fields of a client's body that are handed on as they are.
         role_path: where a server says what it was started for; empty where it does not.
     """
 
@@ -78,6 +79,7 @@ class Dialect(ABC):
     decodes_alone: ClassVar[Alone]
     max_line_bytes: ClassVar[int] = 1 << 20
     role_path: ClassVar[str] = ""
+    client_fields: ClassVar[frozenset[str]]
 
     def role_in(self, body: bytes) -> EngineRole | None:
         """What a server at :attr:`role_path` says; None if that cannot be read."""

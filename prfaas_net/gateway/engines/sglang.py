@@ -42,6 +42,7 @@ class SglangDialect(Dialect):
         ("sglang:num_requests_total",),
     )
     decodes_alone = Alone.NEVER
+    client_fields = frozenset(("ebnf", "json_schema", "regex", "stop_token_ids", "structural_tag"))
     # Without --incremental-streaming-output every event repeats all that came before it.
     max_line_bytes = 16 << 20
     role_path = "/get_server_info"
@@ -106,6 +107,7 @@ def _call(body: dict[str, Any]) -> Call:
 def _body(request: ServingRequest) -> dict[str, Any]:
     sampling = request.sampling
     params: dict[str, Any] = {
+        **request.extra,
         "max_new_tokens": sampling.max_tokens,
         "min_new_tokens": sampling.min_tokens,
         "ignore_eos": sampling.ignore_eos,

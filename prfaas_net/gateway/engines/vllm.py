@@ -38,6 +38,10 @@ class VllmDialect(Dialect):
         ("vllm:request_success_total",),
     )
     decodes_alone = Alone.SPARE
+    client_fields = frozenset(
+        ("allowed_token_ids", "bad_words", "guided_choice", "guided_grammar", "guided_json", "guided_regex",
+         "repetition_detection", "stop_token_ids", "structured_outputs", "thinking_token_budget", "vllm_xargs")
+    )  # fmt: skip
 
     def whole(self, request: ServingRequest, model: str) -> Call:
         return Call(PATH, _body(request, model) | {"stream": True, "stream_options": {"include_usage": True}})
@@ -131,7 +135,7 @@ def _body(request: ServingRequest, model: str) -> dict[str, Any]:
         body |= {"logprobs": sampling.logprobs, "return_tokens_as_token_ids": True}
     if request.cache_salt:
         body["cache_salt"] = request.cache_salt
-    return body
+    return {**request.extra, **body}
 
 
 def _logprobs(raw: object, n_tokens: int, wanted: int) -> list[LogprobsModel]:
