@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from prfaas_net.nodes.messages import TransferReport
-from prfaas_net.scheduling import Decision
+from prfaas_net.scheduling import Alternative, Decision
 
 __all__ = ["RUNGS", "Fallback", "RecentRecords", "RequestRecord"]
 
@@ -60,6 +60,8 @@ class RequestRecord:
         incremental_tokens: ``l``: prompt tokens that had to be computed there.
         held_tokens: prompt tokens whose rows the decode node held already: not sent.
         threshold_tokens: ``t`` at the time, or None if the policy has none.
+        alternatives: the ways to serve it that were considered, each with its predicted TTFT and its link's verdict.
+        predicted_ttft_s: of the one that was taken, from the decision on.
         kv_bytes: of the transferred KVCache by kind of state.
         prefill_s, transfer_s, exposed_s, queued_s: as the prefill node reported them; None until it did.
         ttft_s: arrival to first token.
@@ -82,6 +84,8 @@ class RequestRecord:
     decoded_in: str | None = None
     decode_node: str | None = None
     reasons: list[str] = field(default_factory=list)
+    alternatives: tuple[Alternative, ...] = ()
+    predicted_ttft_s: float | None = None
     prefilled_tokens: int = 0
     kv_bytes: dict[str, int] | None = None
     connections: int | None = None
@@ -126,6 +130,7 @@ class RequestRecord:
         self.prefilled_in, self.prefill_node = decision.prefill_cluster, decision.prefill_node
         self.decoded_in, self.decode_node = decision.decode_cluster, decision.decode_node
         self.reasons.extend(decision.reasons)
+        self.alternatives, self.predicted_ttft_s = decision.alternatives, decision.ttft_s
 
     def note_cached(self, cached_tokens: int) -> None:
         """Take over what the prefill node found in its cache."""

@@ -9,6 +9,7 @@ from prfaas_net.scheduling.candidates import Candidate, Predictor
 from prfaas_net.scheduling.correction import Correction
 from prfaas_net.scheduling.earliest_finish import EarliestFinishPolicy
 from prfaas_net.scheduling.events import (
+    Alternative,
     Arrival,
     Decision,
     FleetEvent,
@@ -63,6 +64,7 @@ from prfaas_net.scheduling.ttft import zero_load_ttft_s
 __all__ = [
     "DEFAULT_POLICY",
     "Alone",
+    "Alternative",
     "Arrival",
     "Bandwidth",
     "Candidate",

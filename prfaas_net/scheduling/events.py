@@ -11,6 +11,7 @@ from prfaas_net.scheduling.profiles import NodeProfile
 from prfaas_net.scheduling.state import Alone, Role
 
 __all__ = [
+    "Alternative",
     "Arrival",
     "Decision",
     "FleetEvent",
@@ -184,6 +185,35 @@ FleetEvent = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """One way to serve a request that was considered, with what was predicted of it.
+
+    Attributes:
+        chosen: whether it was the one.
+        cached_tokens: prefix of the prompt that the node can use.
+        wait_s, prefill_s: until it could begin, and how long it then computes.
+        link: what its KVCache crosses, as ``source>destination``; None inside a cluster.
+        link_state: the verdict on it at that time, and ``link_available_bps`` what it was taken to carry.
+        link_s: how long its KVCache takes on it, what was promised to others before included.
+        ttft_s: until the KVCache has landed and decoding can begin.
+    """
+
+    chosen: bool
+    prefill_cluster: str
+    prefill_node: str
+    decode_node: str
+    cached_tokens: int
+    incremental_tokens: int
+    wait_s: float
+    prefill_s: float
+    ttft_s: float
+    link: str | None = None
+    link_state: str | None = None
+    link_available_bps: float = 0.0
+    link_s: float = 0.0
+
+
 @dataclass(frozen=True)
 class Decision:
     """Where a request is prefilled and decoded, and why.
@@ -198,6 +228,7 @@ class Decision:
         link_bytes: what crosses a link for it.
         wait_s, prefill_s, ttft_s: predicted; until it begins, of the prefill itself, and until its KVCache has landed.
         fallback: prefill nodes to try next, best first.
+        alternatives: what was considered, the one that was chosen included.
     """
 
     request_id: str
@@ -217,3 +248,4 @@ class Decision:
     prefill_s: float = 0.0
     ttft_s: float = 0.0
     fallback: tuple[str, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()

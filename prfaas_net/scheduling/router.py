@@ -10,6 +10,7 @@ from prfaas_net.scheduling.admission import overloaded
 from prfaas_net.scheduling.candidates import Candidate, Predictor
 from prfaas_net.scheduling.correction import Correction
 from prfaas_net.scheduling.events import (
+    Alternative,
     Arrival,
     Decision,
     FleetEvent,
@@ -32,6 +33,8 @@ __all__ = ["Router"]
 
 # Events remembered for story(): some minutes of a busy gateway, a few MB at most.
 STORY_EVENTS = 10_000
+# Of the ways to serve a request, so many are told with the decision.
+MAX_TOLD = 8
 
 Entry = tuple[float, str, "Arrival | Decision | FleetEvent"]
 
@@ -94,7 +97,7 @@ class Router:
             # The policy's own choice would miss it; the best of its others that does not is taken.
             best = next((c for c in ranking.order if c.ttft_s <= limit_s), best)
         down = (f"{len(found) - len(candidates)} refused: their link is down",) if len(candidates) < len(found) else ()
-        decision = self._decision(request_id, best, ranking, down)
+        decision = self._decision(request_id, best, ranking, down, candidates)
         self.state.assign(
             Assignment(
                 request_id, best.node.node_id, best.decode.node_id, best.incremental_tokens, best.prefill_s, now,
@@ -173,7 +176,14 @@ class Router:
         if assignment is not None and node is not None:
             node.correction.arrived(now - assignment.landed_at_s, now=now)
 
-    def _decision(self, request_id: str, best: Candidate, ranking: Ranking, down: tuple[str, ...]) -> Decision:
+    def _decision(
+        self,
+        request_id: str,
+        best: Candidate,
+        ranking: Ranking,
+        down: tuple[str, ...],
+        candidates: Sequence[Candidate],
+    ) -> Decision:
         node, decode = best.node, best.decode
         return Decision(
             request_id=request_id,
@@ -198,6 +208,7 @@ class Router:
             prefill_s=best.prefill_s,
             ttft_s=best.ttft_s,
             fallback=tuple([c.node.node_id for c in ranking.order if c.node is not node][:3]),
+            alternatives=tuple([_alternative(c, chosen=c is best) for c in candidates[:MAX_TOLD]]),
         )
 
     def _seen(self, event: NodeSeen, now: float) -> None:
@@ -308,6 +319,26 @@ def _lighter(node: NodeState, other: NodeState) -> bool:
     """Whether a decode node runs fewer requests than another, or comes first by name."""
     ours, theirs = node.running_requests + node.foreign_requests, other.running_requests + other.foreign_requests
     return ours < theirs or (ours == theirs and node.node_id < other.node_id)
+
+
+def _alternative(candidate: Candidate, *, chosen: bool) -> Alternative:
+    """A candidate as it is told to people."""
+    link = candidate.link
+    return Alternative(
+        chosen,
+        candidate.node.cluster,
+        candidate.node.node_id,
+        candidate.decode.node_id,
+        candidate.cached_tokens,
+        candidate.incremental_tokens,
+        candidate.wait_s,
+        candidate.prefill_s,
+        candidate.ttft_s,
+        None if link is None else link.name,
+        None if link is None else link.state.value,
+        0.0 if link is None else link.rate_bps,
+        candidate.link_wait_s + candidate.link_s,
+    )
 
 
 def _decode_wait_s(node: NodeState, arrival: Arrival) -> float:
