@@ -38,8 +38,8 @@ PLANNER = {
 def write_profile(engine: Engine, path: Path) -> None:
     """The engine's speed here, and a decode profile for which the two kinds of answers want different splits.
 
-    With T the time of a prompt, an instance prefills 1/T prompts a second. One that decodes 40/T tokens a second keeps
-    up with twenty such at two tokens an answer, and with a quarter of one at 160: far from both, so that it does not
+    With T the time of a prompt, an instance prefills 1/T prompts a second. One that decodes 20/T tokens a second keeps
+    up with ten such at two tokens an answer, and with an eighth of one at 160: far from both, so that it does not
     matter that processes which share two cores are several times slower than the profile says.
     """
     regions = RegionMap(engine.layout, PROMPT_TOKENS)
@@ -53,7 +53,7 @@ def write_profile(engine: Engine, path: Path) -> None:
     body = {
         "layout": engine.layout.fingerprint,
         "prefill": [{"tokens": 1, "seconds": seconds / PROMPT_TOKENS}, {"tokens": PROMPT_TOKENS, "seconds": seconds}],
-        "decode": [{"batch": 4, "step_seconds": 4 * seconds / 40}],
+        "decode": [{"batch": 4, "step_seconds": 4 * seconds / 20}],
     }
     path.write_bytes(orjson.dumps(body))
 
