@@ -89,7 +89,7 @@ async def test_a_node_that_leaves_ends_what_it_has() -> None:
 
 async def test_a_node_that_vanishes_is_gone_when_its_lease_is_over() -> None:
     """Its requests go on elsewhere, and nothing of it is left."""
-    async with with_guest(join={"lease": "1s"}) as (bench, guest):
+    async with with_guest(join={"lease": "3s"}) as (bench, guest):
         # It answers to its name still, but does not renew: only its lease tells that it is gone.
         guest.info["node_id"] = "a-guest"
         guest.script = Script(hold_at=0)
@@ -148,8 +148,9 @@ async def test_bad_calls_are_refused(call: Any, status: int, words: str) -> None
 async def test_wrong_tokens_are_refused_and_a_flood_of_them_is_turned_away() -> None:
     """While whoever has the right one still joins; and where joining is off, it is off for all."""
     async with with_guest() as (bench, guest):
-        found = [(await join(bench, call_of(guest), token=f"wrong-{n}"))[0] for n in range(40)]
-        assert found[0] == 401 and found[-1] == 429 and set(found) == {401, 429}
+        # All at once: more than a slow machine lets the bucket fill again.
+        found = await asyncio.gather(*(join(bench, call_of(guest), token=f"wrong-{n}") for n in range(200)))
+        assert {status for status, _ in found} == {401, 429}
         assert (await join(bench, call_of(guest)))[0] == 200
     async with open_bench() as bench:
         status, answer = await join(bench, {})
