@@ -18,7 +18,7 @@ from prfaas_net.bench.instant_node import MODEL
 from prfaas_net.bench.processes import Child
 from prfaas_net.errors import DeadlineError, PeerError
 
-__all__ = ["FrontEnd", "gateway", "pinned", "router_version", "vllm_router"]
+__all__ = ["FrontEnd", "engine_gateway", "gateway", "pinned", "router_version", "vllm_router"]
 
 START_S = 60.0
 HTTP_TIMEOUT_S = 2.0
@@ -44,17 +44,34 @@ def pinned(cores: Sequence[int] | None) -> list[str]:
 
 
 @contextmanager
-def gateway(node_ports: Sequence[int], cores: Sequence[int] | None, flags: Sequence[str] = ()) -> Iterator[FrontEnd]:
+def gateway(node_ports: Sequence[int], cores: Sequence[int] | None) -> Iterator[FrontEnd]:
     """Our gateway before nodes of our protocol."""
     nodes = [part for port in node_ports for part in ("--node", f"http://127.0.0.1:{port}")]
-    command = ["gateway", "--listen", "127.0.0.1:0", "--served-model-name", MODEL, *nodes, *flags]
+    with _gateway("prfaas", nodes, cores) as front_end:
+        yield front_end
+
+
+@contextmanager
+def engine_gateway(worker_port: int, cores: Sequence[int] | None) -> Iterator[FrontEnd]:
+    """Our gateway before an engine's OpenAI API, as a vLLM server that serves requests end to end."""
+    node = f'[[nodes]]\nurl = "http://127.0.0.1:{worker_port}"\nkind = "vllm"\nrole = "both"\ncluster = "pd"\n'
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+        file.write(node)
+        file.flush()
+        with _gateway("prfaas, vllm", ["--config", file.name], cores) as front_end:
+            yield front_end
+
+
+@contextmanager
+def _gateway(name: str, flags: Sequence[str], cores: Sequence[int] | None) -> Iterator[FrontEnd]:
+    command = ["gateway", "--listen", "127.0.0.1:0", "--served-model-name", MODEL, *flags]
     # The daemons read it, and end when that process does.
     environ = {"PRFAAS_PARENT_PID": str(os.getpid())}
     with Child("prfaas_net.cli", *command, prefix=pinned(cores), env=environ) as child:
         try:
             port = int(child.answer(timeout_s=START_S)["address"][1])
             _await_ready(port, "/ready")
-            yield FrontEnd("prfaas", port, child.pid)
+            yield FrontEnd(name, port, child.pid)
         finally:
             try:
                 os.kill(child.pid, signal.SIGTERM)

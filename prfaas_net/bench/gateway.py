@@ -219,7 +219,11 @@ def bench_gateway(
             "start", token_ids=answer, texts=[tokenizer.token_text(token) for token in answer],
             vocab_size=1 << 22, max_model_tokens=MAX_MODEL_TOKENS,
         )["ports"]  # fmt: skip
-        servers = [FrontEnd("direct", engine_port), stack.enter_context(front_ends.gateway(node_ports, front))]
+        servers = [
+            FrontEnd("direct", engine_port),
+            stack.enter_context(front_ends.gateway(node_ports, front)),
+            stack.enter_context(front_ends.engine_gateway(engine_port, front)),
+        ]
         if version is None:
             notes.append(f"vllm-router is not installed for {python}")
         else:
@@ -242,14 +246,15 @@ def _report(table: list[list[_Rounds]], version: str | None, cores: dict[str, An
     """The first kind of request is the headline."""
     rows = [row.to_json() for rows in table for row in rows]
     keys = ("overhead_ms_p50", "overhead_ms_p99", "requests_per_s", "cpu_ms_per_request")
-    ours, *others = (row.to_json() for row in table[0])
-    router = None
-    if others:
-        rates = [ours / theirs for ours, theirs in zip(*(row.requests_per_s for row in table[0]), strict=True)]
-        added = [ours / theirs for ours, theirs in zip(*(row.overhead_p50_ms for row in table[0]), strict=True)]
+    first, _, *routers = table[0]
+    ours, router = first.to_json(), None
+    for theirs in routers:
+        rates = [our / their for our, their in zip(first.requests_per_s, theirs.requests_per_s, strict=True)]
+        added = [our / their for our, their in zip(first.overhead_p50_ms, theirs.overhead_p50_ms, strict=True)]
+        told = theirs.to_json()
         router = {
             "version": version,
-            **{key: others[0][key] for key in keys},
+            **{key: told[key] for key in keys},
             "ours_over_router_requests_per_s": middle(rates),
             "ours_over_router_overhead": middle(added),
         }

@@ -10,7 +10,7 @@ An answer of few tokens is written in one piece. A longer one is written as engi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import orjson
@@ -204,7 +204,10 @@ class InstantNodes:
 
     def _engine(self) -> dict[bytes, Handler]:
         models = orjson.dumps(
-            {"object": "list", "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": "bench"}]}
+            {
+                "object": "list",
+                "data": [{"id": MODEL, "object": "model", "max_model_len": self._sizes["max_model_tokens"]}],
+            }
         )
         return {
             b"GET /health": lambda exchange, body: exchange.answer(b"{}"),
@@ -226,14 +229,20 @@ class InstantNodes:
                 answer["kv_transfer_params"] = {"do_remote_prefill": True, "remote_block_ids": [0]}
             exchange.answer(orjson.dumps(answer))
             return
-        exchange.pour(_events(head, texts, n_tokens), n_tokens, HEAD % (b"text/event-stream", CHUNKED))
+        token_ids = self._token_ids if call.get("return_token_ids") else None
+        events = _events(head, texts, n_tokens, token_ids)
+        exchange.pour(events, n_tokens, HEAD % (b"text/event-stream", CHUNKED))
 
 
-def _events(head: dict[str, Any], texts: Iterator[str], n_tokens: int) -> Iterator[bytes]:
+def _events(
+    head: dict[str, Any], texts: Iterator[str], n_tokens: int, token_ids: Sequence[int] | None
+) -> Iterator[bytes]:
     """Server-sent events, one a token."""
     for index, text in enumerate(texts):
         reason = "length" if index == n_tokens - 1 else None
-        choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}
+        choice: dict[str, Any] = {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}
+        if token_ids is not None:
+            choice["token_ids"] = [token_ids[index % len(token_ids)]]
         yield b"data: " + orjson.dumps({**head, "choices": [choice]}) + b"\n\n"
     yield b"data: [DONE]\n\n"
 
