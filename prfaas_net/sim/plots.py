@@ -11,8 +11,8 @@ import numpy as np
 
 from prfaas_net.errors import ConfigError
 from prfaas_net.scheduling import DEFAULT_POLICY
-from prfaas_net.sim.compare import Cell, run_cell
-from prfaas_net.sim.result import SimResult
+from prfaas_net.sim.compare import ORACLE, Cell, run_cell
+from prfaas_net.sim.result import BUCKET_S, SimResult
 
 __all__ = ["draw"]
 
@@ -21,7 +21,7 @@ DETAIL_REQUESTS = 4000
 
 
 def draw(cells: Sequence[Cell], directory: Path, report: dict[str, Any]) -> list[Path]:
-    """TTFT CDF, throughput against SLO, goodput against load, link use and offloaded share over time.
+    """TTFT CDF, throughput against SLO, goodput against load, link use, offloaded share and threshold over time.
 
     Raises:
         ConfigError: matplotlib is not installed.
@@ -97,24 +97,31 @@ def _goodput(report: dict[str, Any], directory: Path, plt: Any) -> Path:
 
 
 def _timeline(cells: Sequence[Cell], directory: Path, plt: Any) -> Path:
-    """Link use and offloaded share while the link changes, for the default policy."""
+    """Link use with the detector's alarms, offloaded share and threshold while the link changes: the default policy,
+    and a threshold that is re-optimised where the link drops."""
     links = [cell.link for cell in cells]
     link = next((name for name in ("drop", "bursty") if name in links), links[0])
     load = max(cell.load for cell in cells)
-    cell = replace(cells[0], link=link, policy=DEFAULT_POLICY, load=load, requests=DETAIL_REQUESTS)
-    result = run_cell(cell)[1]
-    line = result.timeline()
-    figure, (upper, lower) = plt.subplots(2, sharex=True)
-    upper.plot(line["at_s"], line["link_use"])
-    upper.set(ylabel="link use", title=_title(cell, load))
-    lower.plot(line["at_s"], line["offloaded_share"])
-    lower.set(xlabel="time, s", ylabel="offloaded share")
-    if result.thresholds:
-        # A step at every change of t, on an axis of its own.
-        twin = lower.twinx()
-        at_s, t_tokens = zip(*result.thresholds, (result.seconds, result.thresholds[-1][1]), strict=True)
-        twin.step(at_s, t_tokens, where="post", linestyle=":")
-        twin.set(ylabel="t, tokens")
+    figure, (use, share, threshold) = plt.subplots(3, sharex=True, figsize=(7, 7))
+    for policy in (DEFAULT_POLICY, ORACLE if link == "drop" else "threshold"):
+        cell = replace(cells[0], link=link, policy=policy, load=load, requests=DETAIL_REQUESTS)
+        result = run_cell(cell)[1]
+        line = result.timeline()
+        # What drains after the last arrival says nothing of the policy.
+        n = int(max(result.arrived_s) / BUCKET_S)
+        use.plot(line["at_s"][:n], line["link_use"][:n], label=policy)
+        share.plot(line["at_s"][:n], line["offloaded_share"][:n], label=policy)
+        if policy == DEFAULT_POLICY:
+            for begin_s, end_s in result.troubled():
+                use.axvspan(begin_s, end_s, color="tab:red", alpha=0.2, lw=0)
+        if result.thresholds:
+            at_s, t_tokens = zip(*result.thresholds, (BUCKET_S * n, result.thresholds[-1][1]), strict=True)
+            threshold.step(at_s, t_tokens, where="post", label=policy, color="tab:orange")
+    use.set(ylabel="link use (red: alarm)", title=_title(cell, load))
+    share.set(ylabel="offloaded share")
+    threshold.set(xlabel="time, s", ylabel="t, tokens", xlim=(0, BUCKET_S * n))
+    for axes in (use, threshold):
+        axes.legend()
     return _save(figure, directory / "timeline.png")
 
 

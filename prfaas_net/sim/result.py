@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from prfaas_net.congestion.verdict import LinkState
 from prfaas_net.scheduling import Instruction
 
 __all__ = ["Figures", "SimResult"]
@@ -22,6 +23,8 @@ BATCHES = 20
 T_95 = 2.093
 # Width of a point of a plot over time.
 BUCKET_S = 10.0
+# Verdicts that speak against giving a link more work.
+TROUBLED = (LinkState.BUILDING, LinkState.CONGESTED, LinkState.DOWN)
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ class SimResult:
         link_bits: by time bucket, over all links; ``link_capacity_bits`` what they carried.
         thresholds: (time, t) whenever it changed.
         instructions: (time, what) of the planner.
+        verdicts: by link, (time, state) whenever the detector has said another.
         stale_matches: requests that found more or less cached than the gateway believed.
         events: things done on the virtual clock.
     """
@@ -82,6 +86,7 @@ class SimResult:
     link_capacity_bits: list[float] = field(default_factory=list)
     thresholds: list[tuple[float, int]] = field(default_factory=list)
     instructions: list[tuple[float, Instruction]] = field(default_factory=list)
+    verdicts: dict[str, list[tuple[float, LinkState]]] = field(default_factory=dict)
 
     def figures(self, *, ttft_limit_s: float = math.inf) -> Figures:
         """The summary, without the warm-up."""
@@ -115,6 +120,14 @@ class SimResult:
         """Requests whose KVCache landed within a time."""
         landed = np.asarray(self.arrived_s) + np.asarray(self.ttft_s)
         return int(((landed >= start_s) & (landed < end_s)).sum())
+
+    def troubled(self) -> list[tuple[float, float]]:
+        """When the detector spoke against a link, as (begin, end)."""
+        spans = []
+        for verdicts in self.verdicts.values():
+            ends = [at_s for at_s, _ in verdicts[1:]] + [self.seconds]
+            spans += [(at_s, end_s) for (at_s, state), end_s in zip(verdicts, ends, strict=True) if state in TROUBLED]
+        return sorted(spans)
 
     def timeline(self) -> dict[str, list[Any]]:
         """By bucket of time: share offloaded and link use, for plots."""

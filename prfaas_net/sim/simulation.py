@@ -145,6 +145,7 @@ class Simulation:
         self.router.validate_state()
         self.result.seconds = self.loop.now
         self.result.events = self.loop.done
+        self.result.verdicts = {telemetry.name: telemetry.verdicts for telemetry in self._telemetry}
         return self.result
 
     def set_threshold(self, threshold_tokens: int) -> None:

@@ -76,6 +76,7 @@ class LinkTelemetry:
         self._delivered_bits = self._sent_bits = self._again_bits = 0.0
         self._queue_bits, self._tcp_bps = 0.0, budget_bps
         self._epoch, self._looking, self._idle = 0, False, True
+        self.name = f"{link.source}>{link.destination}"
         self.looks = 0
         self.verdicts: list[tuple[float, LinkState]] = []
         link.woken = self._wake
