@@ -280,3 +280,31 @@ async def test_a_client_that_leaves_frees_everything(stage: str, abruptly: bool)
         bench.fleet.near.queue_gate, bench.fleet.near.script, bench.fleet.decode.script = None, Script(), Script()
         assert (await bench.post(COMPLETIONS, {"prompt": "Hi"}, headers={"Authorization": f"Bearer {KEY}"}))[0] == 200
         await assert_nothing_held(bench)
+
+
+@pytest.mark.parametrize(
+    "sent", [b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-A: ", http(length=1 << 10)], ids=["headers", "body"]
+)
+async def test_one_byte_at_a_time_is_no_way_around_a_deadline(sent: bytes) -> None:
+    """It is of the whole, and not of the next byte."""
+    async with open_bench(**settings_for({"http": {"header_timeout": SOON, "body_timeout": SOON}})) as bench:
+        reader, writer = await asyncio.open_connection(*bench.gateway.address)
+
+        async def trickle() -> None:
+            writer.write(sent)
+            while True:
+                await asyncio.sleep(0.02)
+                writer.write(b"a")
+
+        dripping = asyncio.create_task(trickle())
+        try:
+            async with asyncio.timeout(20):
+                answer = await reader.read()  # until the gateway closes
+        except ConnectionError:
+            answer = b""  # a byte came after it had
+        finally:
+            dripping.cancel()
+            await asyncio.gather(dripping, return_exceptions=True)
+            writer.transport.abort()
+        assert answer.startswith(b"HTTP/1.1 408") or not answer
+        await assert_nothing_held(bench)
