@@ -1,7 +1,7 @@
 """What a gateway does when an attempt at a request fails: the rungs, and when they end.
 
-1. Another prefill node computes the prompt; the decode node reserves anew and the transfer begins again. (Of a prompt
-   that did not land whole, a decode node keeps nothing.)
+1. Another prefill node computes the prompt; the decode node reserves anew, and whole blocks of rows that had landed
+   there are not sent again (:mod:`prfaas_net.nodes.landed`).
 2. The decode cluster's own prefill node does.
 3. Another decode node takes over. What the client has of the answer becomes part of the prompt, and the next token
    comes from there: a draw depends on (seed, position) alone. Where the sampling counts how often the answer has a

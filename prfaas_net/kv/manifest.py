@@ -6,7 +6,7 @@ before a byte is computed, and both sides number the chunks alike without sendin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -103,6 +103,15 @@ class Manifest:
         for chunk in self.chunks:
             total[chunk.kind] += chunk.n_bytes
         return total
+
+    def whole_rows(self, is_here: Callable[[int], bool]) -> int:
+        """How many tokens' full-attention rows are all there, from the first token on; ``is_here`` tells of a chunk."""
+        if not self.kv_bytes[KvKind.FULL]:
+            return self.start_token
+        row_bytes = {(layer.index, t.name): t.row_bytes for layer in self.layout.layers for t in layer.tensors}
+        missing = (c for c in self.chunks if c.kind is KvKind.FULL and not is_here(c.index))
+        firsts = (c.stop_token - c.n_bytes // row_bytes[c.layer_index, c.tensor] for c in missing)
+        return min(firsts, default=self.stop_token)
 
     def views(self, regions: RegionMap, buffer: memoryview) -> list[memoryview]:
         """Each chunk's bytes inside a buffer laid out by ``regions``.

@@ -19,6 +19,7 @@ from prfaas_net.nodes.config import NodeConfig
 from prfaas_net.nodes.decode_loop import DecodeLoop, SequenceStart
 from prfaas_net.nodes.engine_api import Engine, TokenLogprobs
 from prfaas_net.nodes.ground import NodeGround
+from prfaas_net.nodes.landed import Landed, LandedMetrics, Predecessors
 from prfaas_net.nodes.messages import DecodeCall, LogprobsModel, NodeInfo
 from prfaas_net.nodes.reuse import PromptMemory
 from prfaas_net.nodes.server import Emit, parse_call
@@ -60,6 +61,8 @@ class DecodeNode:
         )
         self.control.app.router.add_post("/v1/decode", self._decode)
         self._loop = DecodeLoop(engine, self._stepped)
+        self._calls = Predecessors()
+        self._landed = LandedMetrics(self.metrics)
         self._running = self.metrics.gauge("decode_running_requests", "Requests that hold a reservation")
         self._tokens = self.metrics.counter("decode_tokens", "Tokens decoded")
         self._step_s = self.metrics.histogram("decode_step_seconds", "Time of one step of the whole batch")
@@ -123,11 +126,21 @@ class DecodeNode:
 
     async def _run(self, call: DecodeCall, emit: Emit) -> None:
         self._check(call)
+        if call.again:
+            await self._calls.wait(call.request_id)
+        here = self._calls.enter(call.request_id)
+        try:
+            await self._serve(call, emit)
+        finally:
+            self._calls.leave(call.request_id, here)
+
+    async def _serve(self, call: DecodeCall, emit: Emit) -> None:
         regions = RegionMap(self.engine.layout, call.prompt_tokens + call.sampling.max_tokens)
         keys = bytes.fromhex(call.prefix_keys) if self.config.cache.enabled else b""
         with stage("reserve"):
             prompt = await PromptMemory.open(self.memory, keys, call.prompt_tokens, regions, need_state=False)
         incoming: Incoming | None = None
+        unfinished: Landed | None = None
         keeping: asyncio.Task[None] | None = None
         try:
             # What is held already is not sent again: only the increment crosses the link.
@@ -142,24 +155,32 @@ class DecodeNode:
                 endpoints=self.config.kv.endpoints(call.source_cluster, self.listener.address),
                 manifest=manifest.to_json(),
             )
+            unfinished = Landed(incoming, manifest, prompt)
             emit({"event": "reserved", "ticket": incoming.ticket.to_json(), "held_tokens": prompt.cached_tokens})
             with stage("land", **{"prfaas.held_tokens": prompt.cached_tokens}):
                 token, reason = await self._land(call, incoming, emit)
+            unfinished = None
             # Beside decoding, which only appends rows behind those of the prompt.
             keeping = asyncio.create_task(asyncio.to_thread(prompt.keep, call.prompt_tokens, with_state=False))
             with stage("decode"):
                 await self._generate(call, token, reason, prompt, emit)
         finally:
-            await see_through(self._give_back(call, incoming, keeping, prompt))
+            await see_through(self._give_back(call, incoming, unfinished, keeping, prompt))
 
-    @staticmethod
     async def _give_back(
-        call: DecodeCall, incoming: Incoming | None, keeping: asyncio.Task[None] | None, prompt: PromptMemory
+        self,
+        call: DecodeCall,
+        incoming: Incoming | None,
+        unfinished: Landed | None,
+        keeping: asyncio.Task[None] | None,
+        prompt: PromptMemory,
     ) -> None:
         """Nobody may read or write the buffer any more before it is given back."""
         try:
             if incoming is not None:
                 await incoming.abort(CancelledByPeer("the request was given up", request=call.request_id))
+            if unfinished is not None:
+                await unfinished.keep(self._landed)
             if keeping is not None:
                 await keeping
         finally:

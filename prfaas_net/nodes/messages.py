@@ -102,6 +102,7 @@ class DecodeCall(Message):
         prompt_token_set: the tokens that occur in the prompt, where the sampling counts them (repetition penalty).
         prefix_keys: hex of :func:`prfaas_net.cache.prefix_keys` for the prompt: rows that the node holds under them
             are not sent again, and rows that land are kept under them. Empty: neither.
+        again: an earlier call of this request has just been given up: what had landed of it may be used.
     """
 
     request_id: str = Field(min_length=1, max_length=128)
@@ -112,6 +113,7 @@ class DecodeCall(Message):
     deadline_s: float = Field(gt=0, le=86400)
     prompt_token_set: list[int] = Field(default_factory=list, max_length=MAX_VOCAB)
     prefix_keys: str = Field("", max_length=2 * KEY_BYTES * MAX_PROMPT_TOKENS, pattern="^(?:[0-9a-f]{32})*$")
+    again: bool = False
     sampling: SamplingModel = SamplingModel.model_construct()
 
 

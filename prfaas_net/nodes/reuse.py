@@ -87,6 +87,14 @@ class PromptMemory:
         if n_blocks:
             self.memory.keep(self.keys, n_blocks, self.regions, self.view, with_state=with_state)
 
+    def held_tokens(self, n_tokens: int) -> int:
+        """How many of the prompt's first tokens have their rows cached now."""
+        hit = self.memory.find(self.keys, n_tokens + 1, need_state=False) if self.keys else None
+        if hit is None:
+            return 0
+        self.memory.release(hit)
+        return hit.rows_tokens
+
     def close(self) -> None:
         """Nobody reads or writes the buffer any more."""
         self._buffer.release()

@@ -49,6 +49,7 @@ class PrfaasAttempt(Attempt):
             deadline_s=self._remaining_s(),
             prompt_token_set=sorted(set(request.token_ids)) if request.sampling.counts_prompt else [],
             prefix_keys=self._keys.hex(),
+            again=bool(self._record.fallbacks),
             sampling=sampling,
         )
         self._decode = await services.client.open(decode.name, decode.url, "/v1/decode", reserve)
