@@ -94,7 +94,7 @@ async def test_a_fleet_starts_from_one_file_reloads_it_and_lets_a_node_go(tmp_pa
         file.write_text(FLEET.format(budget="5Gbps", **names).replace("threshold_tokens = 100", "threshold_tokens = 7"))
         async with session.post(f"{url}/v1/reload") as answer:
             told = await answer.json()
-        assert told["applied"] == ["threshold_tokens"]
+        assert told["applied"] == ["threshold_tokens", "links"]
         assert told["nodes"]["far"] == {"applied": ["kv.links"], "needs_restart": []}
         assert told["nodes"]["guest"]["applied"] == []
 
