@@ -177,6 +177,7 @@ class _Connection(asyncio.Protocol):
         self.error: Exception | None = None
         self.gone = asyncio.get_running_loop().create_future()
         self._drained: Callable[[], None] | None = None
+        self._giving_up: asyncio.TimerHandle | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._paused = False
 
@@ -204,7 +205,7 @@ class _Connection(asyncio.Protocol):
         data = self.parts.popleft() if len(self.parts) == 1 else b"".join(self.parts)
         self.parts.clear()
         self.n_bytes = 0
-        if self._paused and self.transport is not None:
+        if self._paused and self.usable and self.transport is not None:
             self._paused = False
             self.transport.resume_reading()
         return data
@@ -212,8 +213,9 @@ class _Connection(asyncio.Protocol):
     def drain(self, then: Callable[[], None]) -> None:
         """Drop what is left of the answer and call ``then`` at its end, or soon, if that does not come."""
         self._drained = then
-        asyncio.get_running_loop().call_later(DRAIN_S, self._end_drain)
         self._drain()
+        if self._drained is not None:
+            self._giving_up = asyncio.get_running_loop().call_later(DRAIN_S, self._end_drain)
 
     def abort(self) -> None:
         if self.transport is not None:
@@ -227,6 +229,9 @@ class _Connection(asyncio.Protocol):
 
     def _end_drain(self) -> None:
         then, self._drained = self._drained, None
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+            self._giving_up = None
         if then is not None:
             then()
 
