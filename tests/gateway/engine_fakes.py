@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +16,7 @@ from aiohttp import web
 from prfaas_net.gateway import Gateway, GatewayConfig
 from tests.gateway.conftest import THRESHOLD_TOKENS, Bench
 from tests.gateway.fakes import ByteTokenizer, FakeFleet, Gate
+from tests.waiting import until
 
 MODEL = "org/model"
 ANSWER = b"Hello, world"
@@ -321,6 +322,11 @@ class FakeSglang(FakeEngine):
         return event if script.no_tokens else {**event, "output_ids": shown}
 
 
+async def eventually(condition: Callable[[], object]) -> None:
+    """Wait for something that does not take long, on a machine that may be busy."""
+    await until(condition, within_s=20)
+
+
 def _sse(event: dict[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(event) + b"\n\n"
 
@@ -333,7 +339,7 @@ class EngineBench(Bench):
 
     async def all_idle(self) -> None:
         """Wait until no call is open on any server."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             for engine in self.engines.values():
                 await engine.idle.wait()
 
@@ -350,7 +356,7 @@ async def engine_bench(*engines: FakeEngine, **settings: Any) -> AsyncIterator[E
             await engine.start()
             stack.push_async_callback(engine.stop)
         defaults: dict[str, Any] = {
-            "http": {"port": 0}, "model": "fake", "threshold_tokens": THRESHOLD_TOKENS, "request_deadline": 20,
+            "http": {"port": 0}, "model": "fake", "threshold_tokens": THRESHOLD_TOKENS, "request_deadline": 50,
             "nodes": [engine.node for engine in engines],
             # A machine that is busy must not look like a server that is gone.
             "fleet": {"poll_interval": 0.02, "poll_timeout": 10},

@@ -60,7 +60,7 @@ class Fleet:
 
     async def known(self, node: str) -> None:
         """Wait until the gateway knows that a node caches something."""
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(30):
             while not (await self.cache())["nodes"].get(node, {}).get("blocks"):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
@@ -75,7 +75,7 @@ class Fleet:
 
     async def settled(self) -> None:
         """No node holds a buffer."""
-        await until(lambda: not self.far.memory.used_bytes and not self.near.memory.used_bytes)
+        await until(lambda: not self.far.memory.used_bytes and not self.near.memory.used_bytes, within_s=20)
 
 
 @asynccontextmanager
@@ -183,7 +183,7 @@ async def test_a_prefix_that_is_hot_elsewhere_is_copied_there(monkeypatch: pytes
         keys = prefix_keys(PrefixScope(LAYOUT.fingerprint, BLOCK), PROMPT)[: N_CACHED // BLOCK * KEY_BYTES]
         advisor.used(keys, N_CACHED, "pd", private=False, now=fleet.gateway.clock.now())
         await fleet.known("near")
-        await until(lambda: advisor.counters["done"], within_s=15)
+        await until(lambda: advisor.counters["done"], within_s=30)
         assert (advisor.counters["advised"], advisor.counters["failed"], advisor.outstanding) == (1, 0, ())
         assert fleet.metric("prfaas_cache_moves_total", why="advice", outcome="done") == 1
 
@@ -201,5 +201,5 @@ async def test_advice_that_cannot_be_followed_is_reported_as_failed(monkeypatch:
         fleet.join()
         keys = prefix_keys(PrefixScope(LAYOUT.fingerprint, BLOCK), PROMPT)[: N_CACHED // BLOCK * KEY_BYTES]
         advisor.used(keys, N_CACHED, "pd", private=False, now=fleet.gateway.clock.now())
-        await until(lambda: advisor.counters["failed"], within_s=15)
+        await until(lambda: advisor.counters["failed"], within_s=30)
         assert advisor.outstanding == ()

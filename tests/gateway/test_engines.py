@@ -20,8 +20,8 @@ from tests.gateway.engine_fakes import (
     FakeVllm,
     Handovers,
     engine_bench,
+    eventually,
 )
-from tests.waiting import until
 
 LONG = "x" * (THRESHOLD_TOKENS + 20)
 KINDS: list[type[FakeEngine]] = [FakeVllm, FakeSglang]
@@ -237,15 +237,15 @@ async def test_with_our_connector_both_servers_are_asked_at_once() -> None:
     async with engine_bench(prefill, decode) as bench:
         prefill.script = EngineScript(hold=True)
         streaming = asyncio.create_task(bench.stream(prompt=LONG))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await prefill.script.gate.reached.wait()
             # The prefill has not been answered yet.
-            await until(lambda: decode.calls)
+            await eventually(lambda: decode.calls)
             prefill.script.gate.go_on.set()
             events = await streaming
     assert "".join(event["choices"][0]["text"] for event in events[:-1]) == ANSWER.decode()
     there, here = (engine.calls[0]["kv_transfer_params"] for engine in (prefill, decode))
-    assert len(there["transfer_id"]) == 36 and 0 < there["transfer_deadline_s"] <= 20
+    assert len(there["transfer_id"]) == 36 and 0 < there["transfer_deadline_s"] <= 50
     shared = {name: there[name] for name in ("transfer_id", "transfer_deadline_s")}
     assert there == {"do_remote_decode": True, "do_remote_prefill": False, **shared}
     address = {"remote_host": "10.0.0.1", "remote_port": 7700}
@@ -301,11 +301,11 @@ async def test_the_load_of_others_counts(kind: type[FakeEngine]) -> None:
     a.running, a.waiting = 20, 10
     async with engine_bench(a, b) as bench:
         state = bench.gateway.router.state.nodes
-        await until(lambda: state["a"].foreign_requests == 30)
+        await eventually(lambda: state["a"].foreign_requests == 30)
         assert state["a"].foreign_tokens == 1000
         assert (await bench.record())["decode_node"] == "b"
         a.running = a.waiting = 0
-        await until(lambda: state["a"].foreign_requests == 0)
+        await eventually(lambda: state["a"].foreign_requests == 0)
         log = bench.gateway.router.story("a")
     assert sum(isinstance(event, QueueSeen) for _, event in log) == 2
 
@@ -316,7 +316,7 @@ async def test_how_long_prompts_take_is_learnt(kind: type[FakeEngine]) -> None:
         for prompt in ("x" * 10, "x" * 100, "x" * 11, "x" * 101):
             await bench.complete(prompt=prompt)
         nodes = bench.gateway.router.state.nodes
-        await until(lambda: nodes[engine.name].profile is not None)
+        await eventually(lambda: nodes[engine.name].profile is not None)
         profile = nodes[engine.name].profile
         assert profile is not None and profile.prefill_s(50) > 0
 
@@ -387,7 +387,7 @@ async def test_a_decode_server_that_may_not_compute_prompts_does_not() -> None:
     async with engine_bench(prefill, decode) as bench:
         assert (await bench.record(prompt="Hi"))["prefill_node"] == "far"
         prefill.health = 503
-        await until(lambda: not bench.gateway.fleet.find("far").up)
+        await eventually(lambda: not bench.gateway.fleet.find("far").up)
         status, body, _ = await bench.post("/v1/completions", {"prompt": LONG})
         assert status == 503 and "no prefill node is up" in body["error"]["message"]
 

@@ -21,8 +21,8 @@ from tests.gateway.engine_fakes import (
     FakeVllm,
     Handovers,
     engine_bench,
+    eventually,
 )
-from tests.waiting import until
 
 LONG = "x" * (THRESHOLD_TOKENS + 20)
 KINDS: list[type[FakeEngine]] = [FakeVllm, FakeSglang]
@@ -154,8 +154,8 @@ async def test_a_pair_that_has_no_room_now_is_asked_again(fleet: str) -> None:
         decode = bench.engines["d0"]
         decode.script = EngineScript(refuse=(503, OVERLOADED))
         posting = asyncio.create_task(bench.record(prompt=LONG))
-        async with asyncio.timeout(10):
-            await until(lambda: len(decode.calls) > 1)
+        async with asyncio.timeout(30):
+            await eventually(lambda: len(decode.calls) > 1)
             decode.script = EngineScript()
             record = await posting
         assert [step["rung"] for step in record["fallbacks"]] == ["no_room"]
@@ -204,16 +204,15 @@ async def test_a_server_that_hangs_is_left(kind: type[FakeEngine]) -> None:
         assert (step["decode_node"], step["answered_tokens"]) == ("b", 5) and "no more tokens" in step["error"]
 
 
-@pytest.mark.parametrize("where", ["p0", "d0"])
-@pytest.mark.parametrize("fleet", FLEETS)
+@pytest.mark.parametrize(("fleet", "where"), [("vllm", "p0"), ("vllm-connector", "d0"), ("sglang", "d0")])
 async def test_a_server_that_falls_silent_is_left(fleet: str, where: str) -> None:
     """Its connections stay open and nothing comes over them: the watch over servers ends the wait."""
-    watch = {"poll_interval": 0.05, "poll_timeout": 0.4, "down_after": 2}
-    async with bench_of(fleet, fleet=watch, request_deadline=40) as bench:
+    watch = {"poll_interval": 0.05, "poll_timeout": 1.0, "down_after": 2}
+    async with bench_of(fleet, fleet=watch, request_deadline=50) as bench:
         engine = bench.engines[where]
         engine.script = EngineScript(hold=True)
         posting = asyncio.create_task(bench.record(prompt=LONG))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(45):
             await engine.script.gate.reached.wait()
             engine.silent = True
             record = await posting
@@ -227,7 +226,7 @@ async def test_a_server_that_restarts_hands_its_requests_on() -> None:
         a.script = EngineScript(hang_at=5)
         b.script = EngineScript(tokens=tuple(ANSWER[5:]))
         posting = asyncio.create_task(bench.record())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await a.script.gate.reached.wait()
             a.started_s += 100
             (step,) = (await posting)["fallbacks"]
@@ -246,15 +245,15 @@ async def test_a_client_that_leaves_frees_both_servers(fleet: str, where: str) -
         engine.script = EngineScript(hold=True)
         body = b'{"prompt": "' + LONG.encode() + b'", "stream": true}'
         posting = asyncio.create_task(bench.post("/v1/completions", body))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await engine.script.gate.reached.wait()
             posting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await posting
             await bench.all_idle()
             if fleet == "sglang":
-                await until(lambda: engine.calls[0]["rid"] in engine.aborted)
-        await until(lambda: not bench.gateway.router.state.assignments)
+                await eventually(lambda: engine.calls[0]["rid"] in engine.aborted)
+        await eventually(lambda: not bench.gateway.router.state.assignments)
 
 
 @pytest.mark.parametrize("fleet", FLEETS)
@@ -268,7 +267,7 @@ async def test_a_client_that_leaves_in_the_middle_of_a_stream(fleet: str) -> Non
                 await answer.content.readline()
                 await decode.script.gate.reached.wait()
         await bench.all_idle()
-        await until(lambda: not bench.gateway.router.state.assignments)
+        await eventually(lambda: not bench.gateway.router.state.assignments)
 
 
 @pytest.mark.parametrize("where", ["p0", "d0"])
@@ -290,8 +289,8 @@ async def test_the_prefill_server_is_freed_when_the_decode_server_dies(fleet: st
         prefill.script = gate
         bench.engines["d0"].script = EngineScript(refuse=(500, VLLM_ERROR))
         posting = asyncio.create_task(bench.record(prompt=LONG))
-        async with asyncio.timeout(10):
-            await until(lambda: bench.engines["d1"].calls)
+        async with asyncio.timeout(30):
+            await eventually(lambda: bench.engines["d1"].calls)
             prefill.script = EngineScript()
             gate.gate.go_on.set()
             assert (await posting)["decode_node"] == "d1"

@@ -26,9 +26,9 @@ from tests.gateway.engine_fakes import (
     FakeVllm,
     Handovers,
     engine_bench,
+    eventually,
 )
 from tests.gateway.test_zmq_events import Publisher
-from tests.waiting import until
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "engines.md"
 BLOCK = 16
@@ -86,7 +86,7 @@ def follow(engine: FakeEngine, publisher: Publisher, **more: Any) -> None:
 
 async def known(bench: EngineBench, blocks: int, name: str) -> None:
     """Wait until so many blocks of a server are known."""
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(30):
         while True:
             rows = {row["node"]: row for row in (await bench.get("/v1/engines"))[1]}
             if rows[name]["kv_events"]["known_blocks"] == blocks:
@@ -179,7 +179,7 @@ async def test_events_that_are_of_no_use_are_told_of(caplog: pytest.LogCaptureFi
         async with engine_bench(engine) as bench:
             for _ in range(20):
                 await publisher.publish(["BlockStored", [7], 6, list(range(BLOCK)), BLOCK])
-            await until(lambda: "no block that can be used" in caplog.text, within_s=15)
+            await eventually(lambda: "no block that can be used" in caplog.text)
             (row,) = (await bench.get("/v1/engines"))[1]
             assert row["kv_events"]["known_blocks"] == 0 and row["kv_events"]["unplaced"] >= 16
         assert caplog.text.count("no block that can be used") == 1

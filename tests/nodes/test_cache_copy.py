@@ -34,11 +34,11 @@ async def second_node(engine: HashEngine, **changes: Any) -> AsyncIterator[Prefi
 
 def take(hand: Hand, node: Any, **changes: Any) -> contextlib.AbstractAsyncContextManager[Stream]:
     body = {"request_id": "c1", "layout": LAYOUT.fingerprint, "prefix_keys": PREFIX.hex(), "source_cluster": "prfaas"}
-    return hand.call(node, "/v1/cache/take", body | {"deadline_s": 10.0} | changes)
+    return hand.call(node, "/v1/cache/take", body | {"deadline_s": 30.0} | changes)
 
 
 def copy(hand: Hand, node: Any, ticket: Event, **changes: Any) -> contextlib.AbstractAsyncContextManager[Stream]:
-    body = {"request_id": "c1", "prefix_keys": PREFIX.hex(), "ticket": ticket, "deadline_s": 10.0}
+    body = {"request_id": "c1", "prefix_keys": PREFIX.hex(), "ticket": ticket, "deadline_s": 30.0}
     return hand.call(node, "/v1/cache/copy", body | changes)
 
 
@@ -69,7 +69,7 @@ async def test_prompts_go_on_from_what_was_copied(nodes: Nodes) -> None:
         taken, sent = await bring(hand, node)
         assert taken[-1] == {"event": "done", "kept_tokens": N_TOKENS} and taken[0]["held_tokens"] == 0
         assert sent[-1]["event"] == "done" and sent[-1]["kv_bytes"] > 0
-        await until(lambda: not node.memory.used_bytes and not node.listener.reservations)
+        await until(lambda: not node.memory.used_bytes and not node.listener.reservations, within_s=20)
         hand.prefill_node = node
         tokens, report = await run(hand, PROMPT)
         assert tokens == alone(PROMPT)
@@ -102,8 +102,8 @@ async def test_a_prefix_that_is_gone_is_told_to_both(nodes: Nodes) -> None:
             ticket = (await taking.next())["ticket"]
             async with copy(hand, hand.prefill_node, ticket) as copying:
                 assert (await refusal(copying)).startswith("BusyError the prefix is not cached here any more")
-        await until(lambda: not node.memory.used_bytes and not node.listener.reservations)
-        await until(lambda: not hand.prefill_node.memory.used_bytes)
+        await until(lambda: not node.memory.used_bytes and not node.listener.reservations, within_s=20)
+        await until(lambda: not hand.prefill_node.memory.used_bytes, within_s=20)
 
 
 async def test_whoever_leaves_ends_it_on_both_sides(nodes: Nodes) -> None:
@@ -112,7 +112,7 @@ async def test_whoever_leaves_ends_it_on_both_sides(nodes: Nodes) -> None:
         async with take(hand, node) as taking:
             await taking.next()
             assert node.memory.used_bytes
-        await until(lambda: not node.memory.used_bytes and not node.listener.reservations)
+        await until(lambda: not node.memory.used_bytes and not node.listener.reservations, within_s=20)
 
 
 async def test_a_copy_ends_at_its_deadline(nodes: Nodes) -> None:
@@ -121,7 +121,7 @@ async def test_a_copy_ends_at_its_deadline(nodes: Nodes) -> None:
             await taking.next()
             last = (await taking.all())[-1]
         assert last["event"] == "error" and last["error"]["error"] == "DeadlineError"
-        await until(lambda: not node.memory.used_bytes)
+        await until(lambda: not node.memory.used_bytes, within_s=20)
 
 
 async def test_few_run_at_a_time(nodes: Nodes) -> None:
@@ -148,7 +148,7 @@ async def test_what_does_not_fit_is_refused(nodes: Nodes) -> None:
             ticket = (await stream.next())["ticket"]
             async with copy(hand, hand.prefill_node, ticket, prefix_keys=PREFIX[:KEY_BYTES].hex()) as sending:
                 assert "a prefix of another length" in await refusal(sending)
-        await until(lambda: not node.memory.used_bytes)
+        await until(lambda: not node.memory.used_bytes, within_s=20)
 
 
 async def test_a_node_that_changes_roles_takes_prefixes_in_either(nodes: Nodes) -> None:
