@@ -104,11 +104,12 @@ def _timeline(cells: Sequence[Cell], directory: Path, plt: Any) -> Path:
     load = max(cell.load for cell in cells)
     figure, (use, share, threshold) = plt.subplots(3, sharex=True, figsize=(7, 7))
     for policy in (DEFAULT_POLICY, ORACLE if link == "drop" else "threshold"):
-        cell = replace(cells[0], link=link, policy=policy, load=load, requests=DETAIL_REQUESTS)
+        requests = min(cells[0].requests, DETAIL_REQUESTS)
+        cell = replace(cells[0], link=link, policy=policy, load=load, requests=requests)
         result = run_cell(cell)[1]
         line = result.timeline()
         # What drains after the last arrival says nothing of the policy.
-        n = int(max(result.arrived_s) / BUCKET_S)
+        n = max(1, int(max(result.arrived_s) / BUCKET_S))
         use.plot(line["at_s"][:n], line["link_use"][:n], label=policy)
         share.plot(line["at_s"][:n], line["offloaded_share"][:n], label=policy)
         if policy == DEFAULT_POLICY:
