@@ -27,6 +27,7 @@ from prfaas_net.errors import (
 from prfaas_net.logs import about
 from prfaas_net.metrics import CONTENT_TYPE, Metrics
 from prfaas_net.nodes.auth import check_control_token
+from prfaas_net.nodes.callers import expect_life
 from prfaas_net.nodes.http_site import listen
 from prfaas_net.nodes.messages import NodeInfo
 from prfaas_net.tracing.context import HEADER
@@ -174,6 +175,7 @@ class ControlServer:
         """
         if self.draining:
             raise BusyError("the node takes no new calls: it is about to leave", do="ask another node")
+        expect_life(request.transport)
         events: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         with about(**({} if request_id is None else {"request_id": request_id})):
             task = asyncio.create_task(self._guarded(self._traced(request, job), events, deadline_s))
