@@ -16,6 +16,8 @@ ARGUMENTS = {
     "qwen3next-gdn-gqa": ["--dtype", "bfloat16"],
     "deepseekv3-mla576": ["--dtype", "float32", "--compilation-config", '{"custom_ops": ["-rotary_embedding"]}'],
 }
+# Blocks of another size than the decode server's (128): rows are converted on the way.
+PREFILL_ARGUMENTS = {"gptoss-swa-sink": ["--block-size", "64"]}
 _shown: list[str] = []
 
 
@@ -24,7 +26,8 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """A prefill and a decode server of one model."""
     assert PYTHON.exists(), "there is no vLLM here: run make test-vllm"
     name, place = str(request.param), tmp_path_factory.mktemp("vllm")
-    servers = Pair.start(name, make(place / name, name), place, ARGUMENTS[name])
+    directory = make(place / name, name)
+    servers = Pair.start(name, directory, place, ARGUMENTS[name], PREFILL_ARGUMENTS.get(name, []))
     try:
         servers.wait_ready()
         yield servers

@@ -149,14 +149,18 @@ class Pair:
     kv: tuple[int, int]
 
     @classmethod
-    def start(cls, model: str, directory: Path, logs: Path, arguments: list[str]) -> Pair:
-        """Both at once: that is what costs the time."""
+    def start(cls, model: str, directory: Path, logs: Path, arguments: list[str], prefill: list[str]) -> Pair:
+        """Both at once: that is what costs the time.
+
+        Args:
+            arguments: for both; ``prefill``: for the prefill server alone.
+        """
         control, kv = (free_port(), free_port()), (free_port(), free_port())
         common = {"kv_connector": "PrfaasConnector", "kv_connector_module_path": "prfaas_net.connectors.vllm"}
         # Generous, for machines that have other things to do; what is to fail here fails by itself.
         patience = {"connect_timeout": "60s", "connections": 2}
         here, there = "127.0.0.1", {"deadline": "60s", "pairing": "30s", "chunk_tokens": 128, "kv": patience}
-        prefill = Server.start(
+        first = Server.start(
             "prefill", directory, logs / f"{model}-prefill.log",
             common | {
                 "kv_role": "kv_producer",
@@ -164,10 +168,10 @@ class Pair:
                     "listen": f"{here}:{control[0]}", "advertise": f"{here}:{control[1]}",
                 },
             },
-            arguments,
+            [*arguments, *prefill],
         )  # fmt: skip
         try:
-            decode = Server.start(
+            second = Server.start(
                 "decode", directory, logs / f"{model}-decode.log",
                 common | {
                     "kv_role": "kv_consumer", "kv_load_failure_policy": "recompute",
@@ -178,9 +182,9 @@ class Pair:
                 arguments,
             )  # fmt: skip
         except BaseException:
-            prefill.kill()
+            first.kill()
             raise
-        return cls(model, directory, prefill, decode, control, kv)
+        return cls(model, directory, first, second, control, kv)
 
     def wait_ready(self) -> None:
         self.prefill.wait_ready()

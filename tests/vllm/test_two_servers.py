@@ -151,7 +151,7 @@ async def test_a_prefill_server_killed_during_the_transfer_costs_time_and_no_tok
     prompt = prompt_of(pair, 900)
     expected = await client.alone(pair.decode, prompt, N_TOKENS)
     async with pair.path(SLOW_BPS) as relay, gateway(pair) as url:
-        asking = asyncio.create_task(client.ask(url, prompt, N_TOKENS))
+        asking = asyncio.create_task(client.ask(url, prompt, N_TOKENS, salt=uuid.uuid4().hex))
         try:
             await until(lambda: relay.forwarded_bytes > 100_000, within_s=30)
             pair.prefill.kill()
