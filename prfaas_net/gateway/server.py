@@ -6,6 +6,7 @@ import asyncio
 import logging
 import platform
 import random
+import ssl
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -106,6 +107,7 @@ class Gateway:
         self._serving: Serving | None = None
         self._tracer: Tracer | None = None
         self._surroundings: Surroundings | None = None
+        self._tls: ssl.SSLContext | None = None
         self._lifecycle: Lifecycle | None = None
         self._runner: web.AppRunner | None = None
 
@@ -264,8 +266,10 @@ class Gateway:
         """Put another configuration in force, for requests that come from now on.
 
         Raises:
-            ConfigError: the policy cannot be made from it.
+            ConfigError: the policy cannot be made from it, or a certificate cannot be read anew.
         """
+        if self._tls is not None and config.http.tls is not None:
+            config.http.tls.read_into(self._tls)
         old, steady = self.config, ("policy", "policy_seed", "link_patience")
         if any(getattr(old, name) != getattr(config, name) for name in steady):
             self.router.policy = _policy(config)
@@ -346,8 +350,8 @@ class Gateway:
         )
         await self._runner.setup()
         http = self.config.http
-        tls = http.tls.context() if http.tls is not None else None
-        await listen(self._runner, http.host, http.port, refusal=_refusal, limits=http.limits, tls=tls)
+        self._tls = http.tls.context() if http.tls is not None else None
+        await listen(self._runner, http.host, http.port, refusal=_refusal, limits=http.limits, tls=self._tls)
 
 
 def _policy(config: GatewayConfig) -> Policy:

@@ -78,6 +78,8 @@ class NodeGround:
         """``POST /v1/reload``: budgets of links from now on, their other settings for new links."""
         try:
             new = await read_anew(self.reread)
+            if self._tls is not None and self.config.tls is not None:
+                self.config.tls.read_into(self._tls)
         except ConfigError:
             self._reloads.labels("refused").inc()
             raise

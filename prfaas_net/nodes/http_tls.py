@@ -43,11 +43,22 @@ class HttpTlsSection(Section):
         """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        _load("certificate and key", context.load_cert_chain, self.certificate, self.key)
+        self.read_into(context)
         if self.client_ca is not None:
             _load("clients' authority", context.load_verify_locations, self.client_ca)
             context.verify_mode = ssl.CERT_REQUIRED
         return context
+
+    def read_into(self, context: ssl.SSLContext) -> None:
+        """Read certificate and key, perhaps anew: connections from then on are shown them.
+
+        Raises:
+            ConfigError: a file cannot be used; the context stays as it was.
+        """
+        # A pair that does not fit would leave half of it in the context.
+        probe = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        for into in (probe, context):
+            _load("certificate and key", into.load_cert_chain, self.certificate, self.key)
 
 
 class ClientTlsSection(Section):

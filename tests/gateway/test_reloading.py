@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -17,6 +19,7 @@ from prfaas_net.errors import ConfigError
 from prfaas_net.gateway import Gateway
 from prfaas_net.gateway.config import GatewayConfig
 from prfaas_net.scheduling import LinkSeen
+from tests.transport.certificates import Authority
 
 from .conftest import Bench, config_for
 from .fakes import ByteTokenizer, Script, fake_fleet
@@ -170,3 +173,31 @@ async def test_the_budgets_of_links_are_counted_on_from_the_start_and_change_wit
         file.changes = {"links": [{"from": "prfaas", "to": "pd", "budget": "20Gbps"}]}
         assert (await reload(bench))[1]["applied"] == ["links"]
         assert (link.budget_bps, link.available_bps, link.state) == (20e9, 3e9, LinkState.BUILDING)
+
+
+async def test_a_certificate_is_renewed_without_a_restart(tmp_path: Path) -> None:
+    """Whoever connects from then on is shown the new one; files that do not fit change nothing."""
+    authority = Authority(tmp_path)
+    files, renewed = authority.issue("one"), authority.issue("two")
+    tls = {"certificate": str(files.certificate), "key": str(files.key)}
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(authority.path)
+
+    async def serial(gateway: Gateway) -> object:
+        _, writer = await asyncio.open_connection(*gateway.address, ssl=context)
+        shown = writer.get_extra_info("ssl_object").getpeercert()["serialNumber"]
+        writer.close()
+        await writer.wait_closed()
+        return shown
+
+    async with fake_fleet() as fleet, aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as http:
+        file = File(config_for(fleet, api_keys=KEYS, http={"port": 0, "tls": tls}))
+        async with Gateway(file.read(), ByteTokenizer(), reread=file.read) as gateway:
+            bench, before = Bench(gateway, fleet, http), await serial(gateway)
+            files.certificate.write_bytes(renewed.certificate.read_bytes())
+            status, answer = await reload(bench)
+            assert status == 400 and "cannot use the certificate and key" in answer["error"]["message"]
+            assert await serial(gateway) == before
+            files.key.write_bytes(renewed.key.read_bytes())
+            assert (await reload(bench))[0] == 200
+            assert await serial(gateway) != before
