@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 # Between two questions to the advisor: a fraction of the half-life of its counts.
 ADVISE_EVERY_S = 2.0
+# After a copy for a request has failed, none is proposed out of that cluster for so long.
+BARRED_S = 30.0
 # A request waits for a prefix twice as long as was predicted, and a second more: a few round trips and a busy loop.
 PATIENCE_RATIO, PATIENCE_S = 2.0, 1.0
 
@@ -55,6 +57,7 @@ class CacheMoves:
         self._bytes = metrics.counter("cache_moved_bytes", "KVCache of such prefixes that crossed")
         self._loop: asyncio.Task[None] | None = None
         self._running: dict[tuple[bytes, str], asyncio.Task[int]] = {}
+        self._barred: dict[str, float] = {}  # clusters, until when
         self._steps: dict[Replicate | CopyPrefix, asyncio.Task[None]] = {}
 
     def start(self) -> None:
@@ -75,10 +78,11 @@ class CacheMoves:
     def copyable(self, cached: Match) -> dict[str, int]:
         """By cluster, how long a prefix could be copied out of it."""
         able = {node.name for node in self._fleet.nodes if self._takes_part(node)}
+        now = self._clock.now()
         return {
             cluster: held.usable_tokens
             for cluster, held in Match(tuple(n for n in cached.nodes if n.node_id in able)).by_cluster().items()
-            if held.usable_tokens
+            if held.usable_tokens and self._barred.get(cluster, now) <= now
         }
 
     async def before(self, decision: Decision, keys: bytes, cached: Match, *, within_s: float) -> str:
@@ -93,10 +97,13 @@ class CacheMoves:
             async with asyncio.timeout(within_s):
                 await self.bring(keys[:n_keys], best.node_id, decision.prefill_node, within_s=within_s, why="request")
         except TimeoutError:
-            return f"no prefix copied from {best.node_id}: it took more than {within_s:.1f} s"
+            why = f"it took more than {within_s:.1f} s"
         except PrfaasError as error:
-            return f"no prefix copied from {best.node_id}: {error.line()}"
-        return f"a prefix of {best.usable_tokens} tokens was copied from {best.node_id}"
+            why = error.line()
+        else:
+            return f"a prefix of {best.usable_tokens} tokens was copied from {best.node_id}"
+        self._barred[best.cluster] = self._clock.now() + BARRED_S
+        return f"no prefix copied from {best.node_id}: {why}"
 
     # -- moves --------------------------------------------------------------------------------------------------------
 

@@ -155,6 +155,9 @@ class LocalFleet:
         plan = self.plan
         if plan.open:
             self._make_keys()
+        if plan.shaped:
+            # Prefixes between prefill nodes would go around the shaper.
+            self._environ |= {"PRFAAS_PREFILL__CACHE__SHARE": "false"}
         model = ["--model", plan.model] if plan.model else []
         common = [*model, *(["--profile", str(plan.profile)] if plan.profile else [])]
         starts = [self._launch("PrfaaS prefill node", [*self._prefill("prfaas", plan.prfaas), *common], plan.prfaas)]

@@ -84,8 +84,10 @@ class CacheCopies:
     @contextmanager
     def _counted(self, direction: str) -> Iterator[None]:
         """One of the few that run."""
-        if not self._config.cache.enabled:
-            raise RefusedError("this node caches nothing", do="set cache.enabled")
+        if not self._config.takes_prefixes:
+            raise RefusedError(
+                "this node exchanges no prefixes", do="set cache.enabled and cache.share, and kv.listen beyond loopback"
+            )
         if self._running >= MAX_COPIES:
             raise BusyError("other prefixes are being copied", expected=f"at most {MAX_COPIES} at a time")
         self._running += 1

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
-from prfaas_net.config import Address, Bytes, Duration, Rate, Section, split_list
+from prfaas_net.config import Address, Bytes, Duration, Rate, Section, is_loopback, split_list
 from prfaas_net.errors import ConfigError
 from prfaas_net.logs import LogSection
 from prfaas_net.nodes.http_tls import ClientTlsSection, HttpTlsSection
@@ -136,6 +136,8 @@ class CacheSection(Section):
         block_tokens: full-attention rows are kept in blocks of so many tokens; the same on every node.
         state_interval_tokens: window and linear state is kept at every so many tokens, besides at the ends of
             prompts and where they part; a multiple of ``block_tokens``; None: chosen from the model and the arena.
+        share: whether cached prefixes are sent to and taken from other nodes. A node that serves beyond loopback takes
+            part only where ``kv.listen`` is set.
         tier: a directory for a second copy that survives a restart.
         tier_size: how much of it may be used.
     """
@@ -143,6 +145,7 @@ class CacheSection(Section):
     enabled: bool = True
     block_tokens: int = Field(256, ge=1, le=1 << 20)
     state_interval_tokens: int | None = Field(None, ge=1)
+    share: bool = True
     tier: Path | None = None
     tier_size: Bytes = Field(4 * GiB, gt=0)
 
@@ -232,6 +235,12 @@ class NodeConfig(Section):
                 do="set join.url to http://HOST:PORT as they can reach it",
             )
         return self
+
+    @property
+    def takes_prefixes(self) -> bool:
+        """Whether cached prefixes can be brought here and from here: it prefills, and others can reach it."""
+        reached = self.convertible or "listen" in self.kv.model_fields_set or is_loopback(self.listen[0])
+        return self.cache.enabled and self.cache.share and reached and (self.role == "prefill" or self.convertible)
 
     def url_at(self, address: tuple[str, int]) -> str:
         """What gateways call this node by; ``address`` is where it listens."""

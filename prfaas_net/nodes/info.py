@@ -29,7 +29,7 @@ def describe_node(
         groups=tuple(sorted({layer.kind for layer in engine.layout.layers})),
         kv_size=_kv_size(engine.layout),
         profile=profile,
-        takes_prefixes=config.cache.enabled and (config.role == "prefill" or config.convertible),
+        takes_prefixes=config.takes_prefixes,
     )
 
 

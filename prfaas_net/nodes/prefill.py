@@ -145,7 +145,7 @@ class PrefillNode:
 
     async def start(self) -> None:
         """Open the control port, the port for cached prefixes, and the gate if there is to be one."""
-        if self._own_listener and self.config.cache.enabled:
+        if self._own_listener and self.config.takes_prefixes:
             await self.listener.start(*self.config.kv.listen)
         if self.config.kv.gate is not None:
             await self.gate.start(*self.config.kv.gate)

@@ -147,6 +147,9 @@ async def test_a_copy_that_fails_costs_no_request_its_answer() -> None:
         assert fleet.engine.started_at == [0] and record["prefill_node"] == "near"
         assert any("no prefix copied from far: the prefix is not cached here" in reason for reason in record["reasons"])
         assert fleet.metric("prfaas_cache_moves_total", why="request", outcome="failed") == 1
+        # For a while nobody waits for another.
+        assert fleet.gateway.router.policy.copies
+        assert "copied" not in (await fleet.ask())["stages_s"]
 
 
 async def test_a_copy_that_takes_too_long_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

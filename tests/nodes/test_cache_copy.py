@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
+import pytest
+
 from prfaas_net.cache.keys import KEY_BYTES
 from prfaas_net.nodes.cache_copy import MAX_COPIES
 from prfaas_net.nodes.config import NodeConfig
@@ -149,6 +151,31 @@ async def test_what_does_not_fit_is_refused(nodes: Nodes) -> None:
             async with copy(hand, hand.prefill_node, ticket, prefix_keys=PREFIX[:KEY_BYTES].hex()) as sending:
                 assert "a prefix of another length" in await refusal(sending)
         await until(lambda: not node.memory.used_bytes, within_s=20)
+
+
+@pytest.mark.parametrize(
+    ("changes", "takes_part"),
+    [
+        ({}, True),
+        ({"cache": {"share": False}}, False),
+        ({"cache": {"enabled": False}}, False),
+        ({"role": "decode"}, False),
+        ({"role": "decode", "convertible": True}, True),
+        ({"listen": "10.0.0.1:9000"}, False),
+        ({"listen": "10.0.0.1:9000", "kv": {"listen": "10.0.0.1:9100"}}, True),
+    ],
+)
+def test_who_exchanges_prefixes(changes: Event, takes_part: bool) -> None:
+    """Whoever prefills and can be reached by others, unless told not to."""
+    assert NodeConfig.model_validate({"role": "prefill", **changes}).takes_prefixes is takes_part
+
+
+async def test_a_node_that_is_told_not_to_exchanges_nothing(nodes: Nodes) -> None:
+    cache = {**settings()["prefill"]["cache"], "share": False}
+    async with nodes(**settings()) as hand, second_node(HashEngine(), cache=cache) as node:
+        assert not node.info().takes_prefixes
+        async with take(hand, node) as refused:
+            assert "exchanges no prefixes" in await refusal(refused)
 
 
 async def test_a_node_that_changes_roles_takes_prefixes_in_either(nodes: Nodes) -> None:
