@@ -32,6 +32,8 @@ from tests.waiting import until as until_within
 
 from .fakes import ByteTokenizer
 
+pytestmark = pytest.mark.timeout(120)
+
 PROMPT = [7 * i % 997 for i in range(200)]
 # Answers that no decode node keeps up with, and answers that are no work at all.
 LONG, SHORT = 1_000_000, 1
@@ -58,7 +60,7 @@ class Fleet:
         """One more gateway."""
         config = GatewayConfig.model_validate(
             {
-                "http": {"port": 0}, "model": "hash-model", "threshold_tokens": 100, "request_deadline": 30,
+                "http": {"port": 0}, "model": "hash-model", "threshold_tokens": 100, "request_deadline": 60,
                 "nodes": [{"url": url} for url in self.urls], "fleet": {"poll_interval": 0.05, "poll_timeout": 10},
                 "planner": {**QUICK, "mode": mode, **planner},
             }
