@@ -18,6 +18,7 @@ import asyncio
 import secrets
 from collections.abc import Sequence
 
+from prfaas_net.aio import see_through
 from prfaas_net.clock import Clock, SystemClock
 from prfaas_net.errors import LinkError, PrfaasError
 from prfaas_net.kv.codecs import Codec
@@ -35,6 +36,8 @@ __all__ = ["SenderLink"]
 Endpoint = tuple[str, int]
 # Between two attempts to dial: doubles from the first to the last.
 BACKOFF_S = (0.05, 1.0)
+# What the threads of connections that are not wanted after all are given to end.
+JOIN_S = 1.0
 
 
 class SenderLink(LinkBase):
@@ -132,7 +135,13 @@ class SenderLink(LinkBase):
         made = self._make_connections(peer)
         for number, stream in zip(numbers, streams, strict=True):
             made.add_lane(number, stream)
-        await made.attach(control)
+        try:
+            await made.attach(control)
+        except BaseException:
+            # Nobody else knows of these connections yet, so nobody else would close them.
+            control.sock.close()
+            await see_through(made.join_lanes(JOIN_S))
+            raise
         return made
 
     async def _add_lane(self) -> None:

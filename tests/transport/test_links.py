@@ -22,6 +22,7 @@ from prfaas_net.errors import (
 )
 from prfaas_net.kv import ChunkTable
 from prfaas_net.transport import Identity, KvListener, LinkOptions, LinkPool, Security, SenderLink
+from prfaas_net.transport.connections import SendingConnections
 from prfaas_net.wire import FrameType, Header
 from tests.faults.proxy import fault_proxy
 from tests.transport.conftest import TIMERS, Connect, open_transfer, reserve
@@ -66,6 +67,30 @@ async def test_chunks_leave_as_they_become_ready_from_any_thread(listener: KvLis
     await asyncio.to_thread(rest)
     await incoming.landed()
     assert np.array_equal(memory, SOURCE)
+
+
+async def test_a_link_that_is_given_up_in_its_last_step_leaves_no_connection(
+    listener: KvListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every connection has been dialled and its threads run when the caller leaves: all of them are closed."""
+    made: list[SendingConnections] = []
+    sockets: list[socket.socket] = []
+
+    async def attach(connections: SendingConnections, control: Any) -> None:
+        sockets.extend([control.sock, *(lane.stream.sock for lane in connections.lanes.values())])
+        made.append(connections)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(SendingConnections, "attach", attach)
+    dialling = asyncio.create_task(
+        SenderLink.connect([listener.address], identity=Identity("s"), options=LinkOptions(connections=3))
+    )
+    await until(lambda: made)
+    dialling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await dialling
+    assert len(sockets) == 4
+    await until(lambda: all(sock.fileno() == -1 for sock in sockets))
 
 
 async def test_many_transfers_share_a_link(listener: KvListener, connect: Connect) -> None:
