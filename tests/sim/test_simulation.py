@@ -216,16 +216,16 @@ def test_a_step_in_output_length_moves_two_nodes_and_back_and_noise_moves_none()
     )
     noise = [rng.uniform(0.9, 1.1) for _ in range(200)]
     requests = [
-        replace(r, output_tokens=round((2048 if 1000 <= r.at_s < 2500 else 1024) * noise[int(r.at_s / 60)]))
-        for r in poisson(work.lengths, 1024, rate_req_s=1.5, count=6000, seed=1)
+        replace(r, output_tokens=round((2048 if 600 <= r.at_s < 1500 else 1024) * noise[int(r.at_s / 60)]))
+        for r in poisson(work.lengths, 1024, rate_req_s=1.5, count=3600, seed=1)
     ]
     policy = make_policy("threshold", settings())
     simulation = Simulation(paper_fleet(4, 3, 5, pipelined=True), policy, planner=planner, detector=False)
     result = simulation.run(requests)
     moves = [(at_s, i.role) for at_s, i in result.instructions if isinstance(i, Convert)]
     assert [role for _, role in moves] == [Role.DECODE, Role.DECODE, Role.PREFILL, Role.PREFILL]
-    assert 1000 < moves[0][0] < moves[1][0] < 2500 < moves[2][0]
-    assert result.finished == 6000 and result.lost == result.retried == 0
+    assert 600 < moves[0][0] < moves[1][0] < 1500 < moves[2][0]
+    assert result.finished == 3600 and result.lost == result.retried == 0
 
 
 def test_cross_traffic_comes_and_goes_by_its_seed() -> None:
