@@ -345,6 +345,7 @@ class _Origin:
     host: str
     port: int
     host_header: str
+    prefix: str
     tls: ssl.SSLContext | None
     idle: deque[_Connection] = field(default_factory=deque)
     busy: set[_Connection] = field(default_factory=set)
@@ -409,7 +410,7 @@ class Http1Pool:
         if origin is None:
             origin = self._origins[base_url] = self._origin(base_url)
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        head = f"{method} {path} HTTP/1.1\r\nHost: {origin.host_header}\r\n{lines}"
+        head = f"{method} {origin.prefix}{path} HTTP/1.1\r\nHost: {origin.host_header}\r\n{lines}"
         if body is not None:
             head += f"Content-Length: {len(body)}\r\n"
         message = head.encode("latin-1") + b"\r\n" + (body or b"")
@@ -460,4 +461,4 @@ class Http1Pool:
         known = self._tls if isinstance(self._tls, ssl.SSLContext) else None
         tls = (known or ssl.create_default_context()) if secure else None
         port = parts.port or (443 if secure else 80)
-        return _Origin(parts.hostname or "", port, parts.netloc.rpartition("@")[2], tls)
+        return _Origin(parts.hostname or "", port, parts.netloc.rpartition("@")[2], parts.path.rstrip("/"), tls)

@@ -157,6 +157,19 @@ async def test_a_connection_is_used_again_after_a_whole_answer() -> None:
     assert seen[0] == b"POST /path HTTP/1.1\r\nHost: " + host + b"\r\nX-A: b\r\nContent-Length: 2\r\n\r\n{}"
 
 
+async def test_an_address_may_have_a_path_of_its_own() -> None:
+    """Every call goes below it."""
+    seen = []
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(await read_request(reader))
+        writer.write(chunked(b"ok"))
+
+    async with serving(handle) as (pool, url, _):
+        await (await asked(pool, f"{url}/engine/a/")).read(10)
+    assert seen[0].startswith(b"POST /engine/a/path HTTP/1.1\r\n")
+
+
 async def test_an_answer_that_was_released_ends_before_its_connection_is_used_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
