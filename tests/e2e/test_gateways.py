@@ -90,7 +90,7 @@ async def test_a_gateway_is_killed_and_started_again_under_load(gateways: Gatewa
     """Nodes give back what it held; the other one's requests do not notice; its own clients are served by the other;
     and afterwards both know that nothing is held."""
     first, second = gateways.urls
-    load = Load(gateways.bench, 24)
+    load = Load(gateways.bench, 12)
     bodies = [
         {
             "prompt": prompt, "max_tokens": s.max_tokens, "temperature": s.temperature, "seed": s.seed,
