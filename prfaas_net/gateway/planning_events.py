@@ -153,4 +153,4 @@ class PlanningLog:
 
     def describe(self) -> list[dict[str, Any]]:
         """All events that are kept, oldest first."""
-        return [{"event": type(event).__name__, **asdict(event)} for event in self.events]
+        return [{"event": type(event).__name__, **asdict(event), "at_s": round(event.at_s, 3)} for event in self.events]

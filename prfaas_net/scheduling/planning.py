@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from prfaas_net.errors import ConfigError
 from prfaas_net.scheduling.profiles import NodeProfile
 from prfaas_net.scheduling.state import Alone, ClusterKind, FleetState, Role
-from prfaas_net.scheduling.throughput import PdCluster, PrfaasCluster, Solution, Workload, solve
+from prfaas_net.scheduling.throughput import T_STEP_TOKENS, PdCluster, PrfaasCluster, Solution, Workload, solve
 
 __all__ = [
     "Convert",
@@ -133,8 +133,11 @@ class Question:
 
     def answer(self) -> Solved:
         """Search, for tens of milliseconds and more; touches nothing."""
-        present = solve(self.work, self.prfaas, self.pd, fixed_split=True)
-        return Solved(self, present, solve(self.work, self.prfaas, self.pd))
+        low, high = self.work.lengths.support
+        # Prompts that are all about as long need a finer threshold than the case study's hundred tokens.
+        step = max(1, min(T_STEP_TOKENS, round((high - low) / 100)))
+        present = solve(self.work, self.prfaas, self.pd, fixed_split=True, step_tokens=step)
+        return Solved(self, present, solve(self.work, self.prfaas, self.pd, step_tokens=step))
 
 
 @dataclass(frozen=True)

@@ -314,6 +314,17 @@ def test_why_nothing_can_be_planned_is_said(spoil: Callable[[World], object], sa
     assert world.planner.problem is not None and says in world.planner.problem
 
 
+def test_prompts_that_are_all_about_as_long_are_parted_too() -> None:
+    """A few tokens lie between the shortest and the longest: some of them are offloaded, and not all or none."""
+    world = World()
+    for i in range(200):
+        world.planner.arrived(1_000 + i % 40, now=0.0)
+        world.planner.answered(64, now=0.0)
+    world.planner.step(world.router.state, now=0.0)
+    plan = world.planner.plan
+    assert plan is not None and 0.2 < plan.chosen.result.offloaded_share < 0.95
+
+
 def test_profiles_come_from_the_nodes_where_none_are_given() -> None:
     """Every node says how fast it is; that is the cluster's."""
     world = World()
