@@ -23,7 +23,7 @@ from prfaas_net.metrics import Metrics
 from prfaas_net.nodes.cache_messages import CacheCopyCall, CacheTakeCall
 from prfaas_net.scheduling import Decision, Role, Router
 
-__all__ = ["CacheMoves"]
+__all__ = ["CacheMoves", "MoveCounters"]
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +35,16 @@ BARRED_S = 30.0
 PATIENCE_RATIO, PATIENCE_S = 2.0, 1.0
 
 
+class MoveCounters:
+    """In ``/metrics``; made once a process, however often its gateway is started."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.moves = metrics.counter(
+            "cache_moves", "Cached prefixes brought to another node, by why and how it ended", ("why", "outcome")
+        )
+        self.moved_bytes = metrics.counter("cache_moved_bytes", "KVCache of such prefixes that crossed")
+
+
 class CacheMoves:
     """Has prefixes moved between nodes of our own kind.
 
@@ -44,17 +54,14 @@ class CacheMoves:
     """
 
     def __init__(
-        self, fleet: Fleet, client: NodeClient, desk: CacheDesk, router: Router, clock: Clock, metrics: Metrics
+        self, fleet: Fleet, client: NodeClient, desk: CacheDesk, router: Router, clock: Clock, counters: MoveCounters
     ) -> None:
         self._fleet = fleet
         self._client = client
         self._desk = desk
         self._router = router
         self._clock = clock
-        self._moves = metrics.counter(
-            "cache_moves", "Cached prefixes brought to another node, by why and how it ended", ("why", "outcome")
-        )
-        self._bytes = metrics.counter("cache_moved_bytes", "KVCache of such prefixes that crossed")
+        self._moves, self._bytes = counters.moves, counters.moved_bytes
         self._loop: asyncio.Task[None] | None = None
         self._running: dict[tuple[bytes, str], asyncio.Task[int]] = {}
         self._barred: dict[str, float] = {}  # clusters, until when

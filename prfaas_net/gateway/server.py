@@ -18,7 +18,7 @@ from prfaas_net.congestion.verdict import LinkState
 from prfaas_net.errors import UsageError
 from prfaas_net.gateway.api_errors import ApiError, error_response
 from prfaas_net.gateway.cache_desk import CacheDesk
-from prfaas_net.gateway.cache_moves import CacheMoves
+from prfaas_net.gateway.cache_moves import CacheMoves, MoveCounters
 from prfaas_net.gateway.cache_watch import CacheWatch
 from prfaas_net.gateway.calls import NodeClient
 from prfaas_net.gateway.config import GatewayConfig
@@ -99,6 +99,7 @@ class Gateway:
         self._fleet: Fleet | None = None
         self._engines: EngineDesk | None = None
         self._moves: CacheMoves | None = None
+        self._move_counters = MoveCounters(self.instruments.metrics)
         self._followers: list[Follower] = []
         self._joining: JoinDesk | None = None
         self._planning: Planning | None = None
@@ -182,7 +183,7 @@ class Gateway:
         self._followers = [caches, states] if config.fleet.follow_state else [caches]
         self._view = FleetView(config.model, self.router, self._fleet, states, caches, self.clock)
         desk = CacheDesk(caches, self.router, self.clock)
-        moves = self._moves = CacheMoves(self._fleet, client, desk, self.router, self.clock, self.instruments.metrics)
+        moves = self._moves = CacheMoves(self._fleet, client, desk, self.router, self.clock, self._move_counters)
         self._lifecycle = Lifecycle(
             Services(self.router, self._fleet, client, desk, self.clock, config.ttft_limit, moves)
         )
