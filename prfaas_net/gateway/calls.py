@@ -21,7 +21,7 @@ from prfaas_net.errors import (
     ProtocolError,
     error_from_wire,
 )
-from prfaas_net.gateway.http1 import Http1Answer, Http1Pool
+from prfaas_net.gateway.http_pool import HttpAnswer, HttpPool
 from prfaas_net.gateway.traces import trace_headers
 from prfaas_net.nodes.auth import control_token
 from prfaas_net.nodes.messages import NodeInfo
@@ -86,7 +86,7 @@ class NodeStream:
 
     def __init__(
         self,
-        response: Http1Answer,
+        response: HttpAnswer,
         node_id: str,
         broke: Callable[[OSError], LinkError],
         limit_bytes: int = MAX_LINE_BYTES,
@@ -172,7 +172,7 @@ class NodeClient:
         *,
         tls: ssl.SSLContext | bool = True,
     ) -> None:
-        self._pool = Http1Pool(tls)
+        self._pool = HttpPool(tls)
         self._headers = {"Content-Type": "application/json"}
         if node_key is not None:
             self._headers["Authorization"] = f"Bearer {control_token(node_key)}"
