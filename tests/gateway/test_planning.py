@@ -299,7 +299,7 @@ async def test_of_two_gateways_one_changes_roles(fleet: Fleet) -> None:
     """Both look; the one with the lease acts; when it stops, the other does."""
     first = await fleet.gateway()
     await until(lambda: first.planning.summary()["acting"])
-    second = await fleet.gateway()
+    second = await fleet.gateway(lease=3)
     see(second, SHORT)
     await until(lambda: second.planning.planner.plan is not None)
     await until(lambda: second.planning.describe()["acts"] == first.planning.name)
@@ -313,7 +313,7 @@ async def test_of_two_gateways_one_changes_roles(fleet: Fleet) -> None:
 
 async def test_a_node_that_refuses_a_change_is_left_alone(fleet: Fleet) -> None:
     """Somebody else holds its lease: the refusal is told, and nothing waits for it."""
-    gateway = await fleet.gateway(dwell=600)
+    gateway = await fleet.gateway(dwell=600, lease=3)
     await until(lambda: gateway.planning.summary()["acting"])
     for name in ("pd-1", "pd-2"):
         lease = fleet.nodes[name].roles.lease
