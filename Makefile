@@ -38,7 +38,7 @@ test-netem: $(READY)  ## tests on a real impaired link: the laboratory, congesti
 	@sh tools/netlab/setup.sh
 	@PATH="$$PATH:/usr/sbin:/sbin" $(BIN)/python -m pytest -m netem tests/netem $(ARGS)
 
-test-vllm: $(READY) $(VLLM)/.ready  ## tests with real vLLM servers on the CPU (10 minutes, 4 GB of disk the first time)
+test-vllm: $(READY) $(VLLM)/.ready  ## tests with real vLLM servers on the CPU (2 minutes; the first time 3 more, and 4 GB of disk)
 	@$(BIN)/python -m pytest -m vllm -o asyncio_debug=false tests/vllm $(ARGS)
 
 # vLLM does not start beside torchvision and torchaudio of another build of torch.
