@@ -78,7 +78,7 @@ class PathDetector(Detector):
             return self._verdict
         self._looks += 1
         reading = self._reader.add(step, troubled=self._verdict.state in _TROUBLED)
-        self._lateness.add(step, reading.base_s, reading.reference_bps, idle=self._verdict.state is LinkState.IDLE)
+        self._lateness.add(step, reading.base_s, idle=self._verdict.state is LinkState.IDLE)
         self._note(step, reading)
         wanted = self._classify(step, reading)
         state = self._settle(wanted, reading)

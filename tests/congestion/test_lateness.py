@@ -65,23 +65,6 @@ def test_others_are_found_on_a_machine_that_stands_still_every_half_second(stall
     assert next(at_s for at_s, state in states if state is LinkState.CONGESTED) < came_s + 1.0
 
 
-def test_round_trips_of_acknowledgements_that_come_in_heaps_are_not_a_queue() -> None:
-    """Nothing between two looks, then twice as much: whoever acknowledges stands still, and round trips grow for it."""
-    link, detector = Fluid(), PathDetector("cubic")
-    for look in link.run(3.0):
-        detector.observe(look)
-    states, (held,) = set(), link.run(EVERY_S)
-    for tick in range(20):
-        (look,) = link.run(EVERY_S)
-        if tick % 2:
-            held = look
-        (number, info), *_ = held.connections
-        late = info._replace(rtt_us=info.rtt_us + 800 * tick)
-        states.add(detector.observe(look._replace(connections=((number, late),))).state)
-    assert LinkState.CONGESTED not in states
-    assert LinkState.HOST_LIMITED in states
-
-
 def test_what_loses_segments_is_beyond_doubt() -> None:
     """A machine that stands still loses next to nothing."""
     link, detector = Fluid(), PathDetector("cubic")

@@ -23,7 +23,7 @@ DOUBT = "host-limited"
 SEQUENCES = {
     "clean": [IDLE, CLEAR],
     "longer_route": [IDLE, CLEAR, DOUBT, BUILDING, CLEAR],
-    "loss": [IDLE, CLEAR, CONGESTED, CLEAR],
+    "loss": [IDLE, CLEAR, CONGESTED, BUILDING, CLEAR],
     "rate_cut": [IDLE, CLEAR, DOUBT, CONGESTED, CLEAR],
     "slow_receiver": [IDLE, CLEAR, "host-limited"],
     "small_send_buffers": [IDLE, CLEAR, "host-limited"],
