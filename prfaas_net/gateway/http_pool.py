@@ -131,10 +131,11 @@ class HttpPool:
     @staticmethod
     async def _drain(response: aiohttp.ClientResponse) -> None:
         try:
-            async with asyncio.timeout(DRAIN_S):
-                while await response.content.readany():
-                    pass
-        except (aiohttp.ClientError, OSError):
+            with _os_errors():
+                async with asyncio.timeout(DRAIN_S):
+                    while await response.content.readany():
+                        pass
+        except OSError:
             return
         response.release()
 
